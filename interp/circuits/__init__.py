@@ -1,0 +1,1 @@
+"""Circuits: replacement model → attribution → graph → pruning, paths and certificate."""

@@ -1,0 +1,1 @@
+"""How a graph leaves the house: files that a person opens."""

@@ -1,0 +1,88 @@
+"""Edits: what to change at a point, as data that any engine applies with the same arithmetic."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from interp.errors import UserError
+from interp.points import Address
+
+
+@dataclass(frozen=True, eq=False)
+class Edit:
+    """A change of the tensor at one address; `positions` are absolute and count from 0, all of them where None."""
+
+    address: Address | str
+    positions: tuple[int, ...] | None = field(default=None, kw_only=True)
+
+    @property
+    def at(self) -> Address:
+        return Address.parse(self.address)
+
+    @property
+    def tensor(self) -> Tensor | None:
+        """The tensor that this edit carries, whose last axis must be as wide as the point."""
+        return None
+
+    def change(self, value: Tensor) -> Tensor:
+        """The new value of `value`, [..., width]."""
+        raise UserError(f"{type(self).__name__} says where to edit but not how; use Add, Scale, Replace or Ablate.")
+
+    def apply(self, value: Tensor, positions: Tensor) -> Tensor:
+        """`value` ([pos, ..., width]) changed where its absolute `positions` ([pos]) are selected."""
+        new = self.change(value)
+        if self.positions is None:
+            return new
+        chosen = torch.isin(positions, torch.tensor(self.positions, device=positions.device))
+        return torch.where(chosen.view(-1, *(1,) * (value.ndim - 1)), new, value)
+
+
+@dataclass(frozen=True, eq=False)
+class Add(Edit):
+    """value + scale · vector; `vector` is [width]."""
+
+    vector: Tensor
+    scale: float = 1.0
+
+    @property
+    def tensor(self) -> Tensor:
+        return self.vector
+
+    def change(self, value: Tensor) -> Tensor:
+        return value + self.scale * self.vector.to(value)
+
+
+@dataclass(frozen=True, eq=False)
+class Scale(Edit):
+    """value · factor."""
+
+    factor: float
+
+    def change(self, value: Tensor) -> Tensor:
+        return value * self.factor
+
+
+@dataclass(frozen=True, eq=False)
+class Replace(Edit):
+    """A new value, [width] or [pos, width]: one row for every position that the point has in the pass."""
+
+    value: Tensor
+
+    @property
+    def tensor(self) -> Tensor:
+        return self.value
+
+    def change(self, value: Tensor) -> Tensor:
+        return self.value.to(value).expand_as(value)
+
+
+@dataclass(frozen=True, eq=False)
+class Ablate(Edit):
+    """Zero."""
+
+    def change(self, value: Tensor) -> Tensor:
+        return torch.zeros_like(value)
+
+
+__all__ = ["Ablate", "Add", "Edit", "Replace", "Scale"]

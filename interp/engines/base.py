@@ -1,0 +1,131 @@
+"""The door that everything above the engines uses: Request in, Result out."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from interp.edits import Edit
+from interp.errors import PointRefused
+from interp.models.anatomy import Refusal
+from interp.points import Address, ModelInfo
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt, what to read while it runs, what to change, and how far to continue it."""
+
+    tokens: Sequence[int] | str
+    """Token ids, or text that the engine's tokenizer encodes with its own default for BOS."""
+    capture: Sequence[Address | str] = ()
+    edits: Sequence[Edit] = ()
+    max_new_tokens: int = 0
+    """Greedy continuation; 0 runs the prompt alone."""
+    return_logits: bool = False
+
+
+class Capture(Mapping[Address, Tensor]):
+    """Captured tensors by Address or by its text; each is a copy that no later pass can change."""
+
+    def __init__(self, tensors: Mapping[Address, Tensor]) -> None:
+        self._tensors = dict(tensors)
+
+    def __getitem__(self, address: Address | str) -> Tensor:
+        parsed = Address.parse(address)
+        if parsed not in self._tensors:
+            raise KeyError(f"{parsed} was not captured; captured: {', '.join(map(str, self._tensors)) or 'nothing'}")
+        return self._tensors[parsed]
+
+    def __contains__(self, address: object) -> bool:
+        return isinstance(address, (Address, str)) and Address.parse(address) in self._tensors
+
+    def __iter__(self) -> Iterator[Address]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where one captured tensor came from."""
+
+    module: str
+    side: str
+    transform: str
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What produced a Result."""
+
+    engine: str
+    versions: Mapping[str, str]
+    dtype: str
+    device: str
+    attention: str
+    """The attention implementation that ran; requests for attention matrices run the eager one."""
+    sources: Mapping[Address, Source]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one Request gave."""
+
+    tokens: list[int]
+    """Prompt and new tokens, in order."""
+    n_prompt: int
+    text: str | None
+    """The new tokens as text; None where none were asked for or there is no tokenizer."""
+    capture: Capture
+    """[pos, ...]: one row per position that went through the model (prompt + new - 1)."""
+    logits: Tensor | None
+    """[pos, d_vocab] if asked."""
+    finish_reason: str
+    """`prompt` (nothing was generated), `length` or `stop`."""
+    provenance: Provenance
+
+
+@dataclass(frozen=True)
+class Support:
+    """What an engine can do at an address."""
+
+    readable: bool
+    writable: bool
+    reason: str
+    """Why not, in one sentence; empty where both hold."""
+
+
+class Engine(Protocol):
+    """A loaded model that runs Requests."""
+
+    model: ModelInfo
+    tokenizer: Any
+
+    def to_tokens(self, text: str | list[str]) -> Int[Tensor, "batch pos"]:
+        """Token ids with BOS as the tokenizer's own default; texts of unequal length raise `UserError`."""
+        ...
+
+    def support(self, address: Address | str) -> Support:
+        """Whether `address` can be read and written here, else why not."""
+        ...
+
+    def run(self, requests: Sequence[Request]) -> list[Result]:
+        """One Result per Request; raises `UserError` or `PointRefused` before any forward pass."""
+        ...
+
+    def unembed(self, resid: Float[Tensor, "... d_model"]) -> Float[Tensor, "... d_vocab"]:
+        """Logits of a residual stream through the real final norm, head, scale and cap."""
+        ...
+
+    def close(self) -> None:
+        """Free the model."""
+        ...
+
+
+def refused(address: Address, refusal: Refusal) -> PointRefused:
+    """The error for an address that cannot be served."""
+    nearest = f" Nearest: {', '.join(refusal.nearest)}." if refusal.nearest else ""
+    return PointRefused(f"{address} does not exist here: {refusal.reason}.{nearest}")

@@ -1,0 +1,38 @@
+"""Running the proofs on a loaded engine, and refusing what they contradict."""
+
+import torch
+
+from interp.engines.base import Request
+from interp.engines.eager import EagerEngine
+from interp.models.anatomy import Refusal
+from interp.models.proofs import Claim, check, needed
+from interp.points import Address
+
+PROBE_LENGTHS = (7, 4)
+"""Two unequal prompts, so that padding is part of what is proven."""
+
+
+def prove(engine: EagerEngine) -> list[Claim]:
+    """Every claim of the model's points, checked on a batch of two random prompts of unequal length."""
+    generator = torch.Generator().manual_seed(1)
+    every = needed(engine.anatomy)
+    requests = [
+        Request(torch.randint(0, engine.model.d_vocab, (n,), generator=generator).tolist(), capture=every)
+        for n in PROBE_LENGTHS
+    ]
+    return check(engine.anatomy, [result.capture for result in engine.run(requests)])
+
+
+def refuse_unproven(engine: EagerEngine) -> list[Claim]:
+    """Run the proofs and take away every point that a failed claim vouched for; returns the claims."""
+    claims = prove(engine)
+    for claim in claims:
+        if not claim.holds:
+            where = "" if claim.layer is None else f" at layer {claim.layer}"
+            reason = (
+                f"its equation fails{where}: {claim.equation} ({claim.proof}) is off by {claim.difference:.3g} units "
+                f"of rounding where {claim.tolerance:.3g} are explained"
+            )
+            for name in claim.points:
+                engine.anatomy.refused[Address(name, claim.layer)] = Refusal(reason)
+    return claims

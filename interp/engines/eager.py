@@ -1,0 +1,292 @@
+"""The eager engine: Hugging Face modules as they are, read and edited by PyTorch hooks."""
+
+import importlib.metadata
+import inspect
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from interp.edits import Edit
+from interp.engines.base import Capture, Provenance, Request, Result, Source, Support, refused
+from interp.engines.batching import Batch, pad
+from interp.engines.hooks import Pass, Session, Use, pick, rows, select
+from interp.errors import PointRefused, UserError
+from interp.models.anatomy import Anatomy, Refusal, Tap
+from interp.models.float64 import numerics
+from interp.models.weights import BlockWeights, block_weights
+from interp.points import POINTS, Address, ModelInfo
+
+HEAD_POINTS = frozenset({"lm_head", "logits"})
+CACHE_NAMES = ("cache", "past_key_values", "cache_params")
+
+
+class EagerEngine:
+    """A model in this process. `anatomy` says where every point lives."""
+
+    name = "eager"
+
+    def __init__(self, module: nn.Module, tokenizer: Any, anatomy: Anatomy, model: ModelInfo) -> None:
+        self.module, self.tokenizer, self.anatomy, self.model = module, tokenizer, anatomy, model
+        self.device = next(module.parameters()).device
+        self._accepted = set(inspect.signature(module.forward).parameters)
+        self._trunk = module.get_submodule(anatomy.trunk) if anatomy.trunk else None
+
+    def to_tokens(self, text: str | list[str]) -> Int[Tensor, "batch pos"]:
+        """Token ids with BOS as the tokenizer's own default; texts of unequal length raise `UserError`."""
+        ids = [self._ids(one) for one in ([text] if isinstance(text, str) else text)]
+        if len({len(row) for row in ids}) > 1:
+            raise UserError("These texts have different lengths in tokens; send each as its own Request.")
+        return torch.tensor(ids, device=self.device)
+
+    def check_prompt(self, prompt: Sequence[int] | str) -> None:
+        """Raises `UserError` if `prompt` is empty, longer than the context, or holds ids outside the vocabulary."""
+        self._plan(Request(prompt))
+
+    def _ids(self, text: str) -> list[int]:
+        if self.tokenizer is None:
+            raise UserError(f"{self.model.name} has no tokenizer; pass token ids instead of text.")
+        return list(self.tokenizer(text).input_ids)
+
+    def support(self, address: Address | str) -> Support:
+        """Whether `address` can be read and written here, else why not."""
+        address = Address.parse(address)
+        tap = self.anatomy.tap(address)
+        if isinstance(tap, Refusal):
+            return Support(False, False, tap.reason)
+        writable = self._write_tap(address, tap)
+        return Support(
+            True, not isinstance(writable, Refusal), writable.reason if isinstance(writable, Refusal) else ""
+        )
+
+    def _write_tap(self, address: Address, tap: Tap) -> Tap | Refusal:
+        """Where a write at `address` takes effect everywhere downstream."""
+        if address.name == "resid_mid":
+            return Refusal("the skip path would miss a write here", (f"attn_out_post.{address.layer}",))
+        if not POINTS[address.name].writable or not tap.writable:
+            return Refusal("the value is computed inside a module, not passed on by it")
+        return tap
+
+    def run(self, requests: Sequence[Request]) -> list[Result]:
+        """One Result per Request; raises `UserError` or `PointRefused` before any forward pass."""
+        plans = [self._plan(request) for request in requests]
+        results: dict[int, Result] = {}
+        for matrix in (False, True):
+            for generates in (False, True):
+                group = [
+                    i
+                    for i, (request, plan) in enumerate(zip(requests, plans, strict=True))
+                    if any(tap.side == "attention" for tap in plan.values()) == matrix
+                    and (request.max_new_tokens > 0) == generates
+                ]
+                if group:
+                    found = self._batch([requests[i] for i in group], [plans[i] for i in group])
+                    results.update(zip(group, found, strict=True))
+        return [results[i] for i in range(len(requests))]
+
+    def _plan(self, request: Request) -> dict[Address, Tap]:
+        """The tap of every address that the request reads or edits, with every mistake found before the model runs."""
+        length = len(self._prompt(request)) + max(request.max_new_tokens, 0)
+        if length == 0 or not self._prompt(request):
+            raise UserError("A prompt needs at least one token.")
+        if request.max_new_tokens < 0:
+            raise UserError(f"max_new_tokens counts new tokens; {request.max_new_tokens} is below 0.")
+        if self.model.n_ctx is not None and length > self.model.n_ctx:
+            raise UserError(
+                f"The prompt and its continuation take {length} tokens, but the model's context is {self.model.n_ctx}."
+            )
+        bad = next((t for t in self._prompt(request) if not 0 <= t < self.model.d_vocab), None)
+        if bad is not None:
+            raise UserError(f"Token id {bad} is outside the vocabulary of {self.model.d_vocab} tokens.")
+        plan = {address: self._tap(address) for address in map(Address.parse, request.capture)}
+        if request.max_new_tokens and any(tap.side == "attention" for tap in plan.values()):
+            raise UserError(
+                "Attention matrices are captured on a finished sequence: run it again with max_new_tokens=0."
+            )
+        for edit in request.edits:
+            plan[edit.at] = self._editable(edit, length)
+        return plan
+
+    def _tap(self, address: Address) -> Tap:
+        tap = self.anatomy.tap(address)
+        if isinstance(tap, Refusal):
+            raise refused(address, tap)
+        heads = self.model.n_kv_heads if "kv_heads" in POINTS[address.name].shape else self.model.n_heads
+        if address.head is not None and not 0 <= address.head < heads:
+            raise UserError(f"{address.whole} has heads 0 to {heads - 1}; head {address.head} does not exist.")
+        return tap
+
+    def _editable(self, edit: Edit, length: int) -> Tap:
+        tap = self._tap(edit.at)
+        writable = self._write_tap(edit.at, tap)
+        if isinstance(writable, Refusal):
+            nearest = f" Nearest: {', '.join(writable.nearest)}." if writable.nearest else ""
+            raise PointRefused(f"{edit.at} can be read but not written: {writable.reason}.{nearest}")
+        width = self._width(edit.at)
+        if edit.tensor is not None and width is not None and edit.tensor.shape[-1] != width:
+            raise UserError(f"The tensor for {edit.at} is {edit.tensor.shape[-1]} wide, but the point is {width} wide.")
+        beyond = [p for p in edit.positions or () if not 0 <= p < length]
+        if beyond:
+            raise UserError(
+                f"Position {beyond[0]} of the edit at {edit.at} is outside the sequence of {length} tokens."
+            )
+        return writable
+
+    def _width(self, address: Address) -> int | None:
+        axis = POINTS[address.name].shape[-1]
+        sizes = {"d_model": self.model.d_model, "d_head": self.model.d_head, "d_vocab": self.model.d_vocab}
+        return sizes.get(axis) or (self.model.d_mlp or None if axis == "d_mlp" else None)
+
+    def _prompt(self, request: Request) -> list[int]:
+        return self._ids(request.tokens) if isinstance(request.tokens, str) else [int(t) for t in request.tokens]
+
+    def _batch(self, requests: list[Request], plans: list[dict[Address, Tap]]) -> list[Result]:
+        uses: dict[Address, Use] = {}
+        for row, (request, plan) in enumerate(zip(requests, plans, strict=True)):
+            for address, tap in plan.items():
+                uses.setdefault(address.whole, Use(address.whole, tap))
+            for address in map(Address.parse, request.capture):
+                uses[address.whole].captured = True
+            for edit in request.edits:
+                uses[edit.at.whole].edits.append((row, edit))
+        session = Session(list(uses.values()))
+        prompts = [self._prompt(request) for request in requests]
+        n_new = max(request.max_new_tokens for request in requests)
+        batch = pad(prompts, self.device, front=n_new > 0)
+        wants_logits = any(r.return_logits for r in requests) or any(a.name in HEAD_POINTS for a in uses)
+        with torch.no_grad(), self.numerics(), session.attached(self.module):
+            if n_new:
+                new, logits = self._generate(session, batch, requests, wants_logits)
+            else:
+                session.now = Pass(batch.positions)
+                new, logits = [[] for _ in requests], self._forward(batch, head=wants_logits)
+        return [
+            self._result(session, plans[i], requests[i], prompts[i], batch.spans[i], i, new[i], logits)
+            for i in range(len(requests))
+        ]
+
+    def numerics(self) -> AbstractContextManager[Any]:
+        """In float64, the casts to float32 inside the model are lifted; else nothing."""
+        return numerics(next(self.module.parameters()).dtype)
+
+    def _forward(self, batch: Batch, *, head: bool) -> list[Tensor]:
+        inputs = self._inputs(
+            self.module, batch.tokens, batch.mask, batch.positions if batch.mask is not None else None
+        )
+        if head or self._trunk is None:
+            output = self.module(**inputs, use_cache=False)
+            return [pick(output, self.anatomy.logits.key)]
+        self._trunk(**inputs, use_cache=False)
+        return []
+
+    def _inputs(
+        self, module: nn.Module, tokens: Tensor, mask: Tensor | None, positions: Tensor | None
+    ) -> dict[str, Any]:
+        inputs: dict[str, Any] = {"input_ids": tokens}
+        if mask is not None:
+            inputs["attention_mask"] = mask
+        if positions is not None and self.anatomy.position_ids:
+            inputs["position_ids"] = positions
+        return inputs
+
+    def _generate(
+        self, session: Session, batch: Batch, requests: list[Request], all_logits: bool
+    ) -> tuple[list[list[int]], list[Tensor]]:
+        """Greedy decoding with a cache; captures are taken while decoding."""
+        cache_name = next((name for name in CACHE_NAMES if name in self._accepted), None)
+        if cache_name is None:
+            raise UserError(f"{self.model.name} takes no cache under a name that is known here, so it cannot generate.")
+        stop = self._stop_tokens()
+        new: list[list[int]] = [[] for _ in requests]
+        kept: list[Tensor] = []
+        tokens, mask, positions, cache = batch.tokens, batch.mask, batch.positions, None
+        while True:
+            session.now = Pass(positions)
+            inputs = self._inputs(self.module, tokens, mask, positions)
+            if cache is not None:
+                inputs[cache_name] = cache
+            if not all_logits and "logits_to_keep" in self._accepted:
+                inputs["logits_to_keep"] = 1
+            output = self.module(**inputs, use_cache=True)
+            cache = output[cache_name]
+            logits = pick(output, self.anatomy.logits.key)
+            if all_logits:
+                kept.append(logits.clone())
+            chosen = logits[:, -1].argmax(-1)
+            for row, request in enumerate(requests):
+                if not _finished(new[row], request, stop):
+                    new[row].append(int(chosen[row]))
+            if all(_finished(new[row], request, stop) for row, request in enumerate(requests)):
+                return new, kept
+            tokens = chosen[:, None]
+            positions = positions[:, -1:] + 1
+            if mask is not None:
+                mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=-1)
+
+    def _stop_tokens(self) -> frozenset[int]:
+        stated = getattr(getattr(self.module, "generation_config", None), "eos_token_id", None)
+        return frozenset([stated] if isinstance(stated, int) else stated or [])
+
+    def _result(
+        self,
+        session: Session,
+        plan: Mapping[Address, Tap],
+        request: Request,
+        prompt: list[int],
+        span: slice,
+        row: int,
+        new: list[int],
+        logits: list[Tensor],
+    ) -> Result:
+        n_later = max(len(new) - 1, 0)
+        captured = {}
+        for address in map(Address.parse, request.capture):
+            captured[address] = select(rows(session.captured[address.whole], address, row, span, n_later), address)
+        stopped = bool(new) and new[-1] in self._stop_tokens()
+        return Result(
+            tokens=prompt + new,
+            n_prompt=len(prompt),
+            text=self.tokenizer.decode(new) if new and self.tokenizer is not None else None,
+            capture=Capture(captured),
+            logits=rows(logits, Address("logits"), row, span, n_later) if request.return_logits else None,
+            finish_reason="prompt" if not new else "stop" if stopped else "length",
+            provenance=self._provenance(session, {address: plan[address] for address in captured}),
+        )
+
+    def _provenance(self, session: Session, taps: Mapping[Address, Tap]) -> Provenance:
+        own = getattr(getattr(self.module, "config", None), "_attn_implementation", None)
+        return Provenance(
+            engine=self.name,
+            versions={name: importlib.metadata.version(name) for name in ("torch", "transformers")},
+            dtype=self.model.dtype,
+            device=str(self.device),
+            attention="eager, observed" if session.needs_matrix else str(own),
+            sources={address: Source(tap.path, tap.side, tap.transform) for address, tap in taps.items()},
+        )
+
+    def unembed(self, resid: Float[Tensor, "... d_model"]) -> Float[Tensor, "... d_vocab"]:
+        """Logits of a residual stream through the real final norm, head, scale and cap.
+
+        Raises `PointRefused` where the model's logits are not a linear map of its final norm's output.
+        """
+        head, norm = self.anatomy.head, self.anatomy.final_norm
+        if isinstance(head, Refusal):
+            raise refused(Address("logits"), head)
+        with torch.no_grad(), self.numerics():
+            x = resid if isinstance(norm, Refusal) else norm.module(resid)
+            return head.logits(head.linear.module(x))
+
+    def weights(self, layer: int) -> BlockWeights | Refusal:
+        """Linear maps of one block; a Refusal where its value path is not the linear one."""
+        return block_weights(self.anatomy, layer)
+
+    def close(self) -> None:
+        """Free the model."""
+        self.module = nn.Module()
+
+
+def _finished(new: list[int], request: Request, stop: frozenset[int]) -> bool:
+    return len(new) >= request.max_new_tokens or (bool(new) and new[-1] in stop)

@@ -1,0 +1,159 @@
+"""Reading and changing tensors while a model runs: PyTorch hooks for the taps that a batch of requests needs."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from interp.edits import Edit
+from interp.errors import InterpError
+from interp.models.anatomy import Tap
+from interp.models.attention import AttentionCall, observed
+from interp.models.probe import Key
+from interp.points import Address
+
+
+@dataclass
+class Use:
+    """What the batch wants at one whole point: rows that capture it, and rows' edits in order."""
+
+    address: Address
+    tap: Tap
+    captured: bool = False
+    edits: list[tuple[int, Edit]] = field(default_factory=list)
+
+
+@dataclass
+class Pass:
+    """Where the forward pass stands: set before each one."""
+
+    positions: Tensor
+    """[batch, pos], absolute."""
+
+
+class Session:
+    """The taps of one batch; `captured` collects one copy per pass and point, [batch, pos, ...]."""
+
+    def __init__(self, uses: Sequence[Use]) -> None:
+        self.uses = uses
+        self.captured: dict[Address, list[Tensor]] = defaultdict(list)
+        self.now: Pass | None = None
+
+    @property
+    def needs_matrix(self) -> bool:
+        return any(use.tap.side == "attention" for use in self.uses)
+
+    @contextmanager
+    def attached(self, model: nn.Module) -> Iterator[None]:
+        """Hooks in place inside the context, none left behind after it."""
+        groups: dict[tuple[int, str], list[Use]] = defaultdict(list)
+        for use in self.uses:
+            groups[id(use.tap.module), use.tap.side].append(use)
+        handles = []
+        with ExitStack() as stack:
+            if self.needs_matrix:
+                stack.enter_context(observed(model, self._watcher(groups)))
+            try:
+                for (_, side), uses in groups.items():
+                    module = uses[0].tap.module
+                    if side == "input":
+                        handles.append(module.register_forward_pre_hook(self._before(uses), with_kwargs=True))
+                    elif side == "output":
+                        handles.append(module.register_forward_hook(self._after(uses)))
+                yield
+            finally:
+                for handle in handles:
+                    handle.remove()
+
+    def _before(self, uses: list[Use]):
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]):
+            for use in uses:
+                key = use.tap.key
+                x = args[key] if isinstance(key, int) else kwargs[str(key)]
+                new = self._visit(use, x)
+                if new is not None and isinstance(key, int):
+                    args = (*args[:key], new, *args[key + 1 :])
+                elif new is not None:
+                    kwargs = {**kwargs, str(key): new}
+            return args, kwargs
+
+        return hook
+
+    def _after(self, uses: list[Use]):
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any):
+            for use in uses:
+                new = self._visit(use, pick(output, use.tap.key))
+                if new is not None:
+                    output = put(output, use.tap.key, new)
+            return output
+
+        return hook
+
+    def _watcher(self, groups: dict[tuple[int, str], list[Use]]):
+        def watch(module: nn.Module, call: AttentionCall) -> None:
+            for use in groups.get((id(module), "attention"), ()):
+                tensor = getattr(call, str(use.tap.key))
+                if tensor is None:
+                    raise InterpError(f"{use.address}: this family's attention function shows no such tensor.")
+                self.captured[use.address].append(use.tap.read(tensor).clone())
+
+        return watch
+
+    def _visit(self, use: Use, x: Tensor) -> Tensor | None:
+        """Capture and edit one tensor; the module's new tensor if it was edited."""
+        assert self.now is not None
+        batch, n_pos = self.now.positions.shape
+        shaped = x.view(batch, n_pos, *x.shape[1:]) if x.ndim == 2 and x.shape[0] == batch * n_pos else x
+        value = use.tap.read(shaped)
+        if not use.edits:
+            if use.captured:
+                own = value.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
+                self.captured[use.address].append(value if own else value.clone())
+            return None
+        value = value.clone()
+        for row, edit in use.edits:
+            part = value[row] if edit.at.head is None else value[row, :, edit.at.head]
+            changed = edit.apply(part, self.now.positions[row])
+            if edit.at.head is None:
+                value[row] = changed
+            else:
+                value[row, :, edit.at.head] = changed
+        if use.captured:
+            self.captured[use.address].append(value.clone())
+        return use.tap.write(shaped, value).reshape(x.shape)
+
+
+def pick(output: Any, key: Key) -> Tensor:
+    """The tensor of a module's output that `key` names."""
+    return output if key is None else output[key]
+
+
+def put(output: Any, key: Key, new: Tensor) -> Any:
+    """The module's output with that tensor exchanged."""
+    if key is None:
+        return new
+    if isinstance(output, tuple):
+        index = int(key)
+        return (*output[:index], new, *output[index + 1 :])
+    output[key] = new
+    return output
+
+
+def select(tensor: Tensor, address: Address) -> Tensor:
+    """One head of a captured tensor, if the address names one."""
+    if address.head is None:
+        return tensor
+    return tensor[address.head] if address.name in ("attn_scores", "attn_probs") else tensor[:, address.head]
+
+
+def rows(stored: list[Tensor], address: Address, row: int, span: slice, n_new: int) -> Tensor:
+    """One prompt's real rows out of the batch's captures: its span of the first pass, one row of each later pass."""
+    if address.name in ("attn_scores", "attn_probs"):
+        return stored[0][row][:, span, span]
+    first = stored[0][row, span]
+    later = [step[row] for step in stored[1 : 1 + n_new]]
+    return torch.cat([first, *later]) if later else first

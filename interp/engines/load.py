@@ -1,0 +1,75 @@
+"""From a model's name, directory or GGUF file to an engine whose points are proven."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from interp.engines.eager import EagerEngine
+from interp.errors import UserError
+from interp.models.describe import describe
+from interp.models.resolve import resolve
+
+ENGINES = ("auto", "eager")
+REPORT = logging.getLogger("interp").info
+
+
+def load_model(
+    model: str | Path,
+    *,
+    engine: str = "auto",
+    device: str | None = None,
+    dtype: str | None = None,
+    prove: bool = True,
+    report: Callable[[str], None] = REPORT,
+) -> EagerEngine:
+    """An engine for a hub id, a checkpoint directory, a GGUF file or a packaged model such as `gemma-3-270m`.
+
+    The device is CUDA if present, then MPS, else the CPU; the dtype is the checkpoint's unless told or unsafe there;
+    `report` hears in one line what was chosen and why. The anatomy is resolved from a short run and, unless `prove` is
+    False, every point's equation is checked: points whose claim fails are refused with the measured difference.
+
+    Raises `UserError` for a model that cannot be found or read, or an unknown engine, device or dtype.
+    """
+    if engine not in ENGINES:
+        raise UserError(f"Unknown engine {engine!r}; choose {' or '.join(ENGINES)}.")
+    from interp.models.checkpoint import checkpoint_dtype, fingerprint, load_model_and_tokenizer
+    from interp.models.checkpoint import resolve as find
+    from interp.models.device import choose
+
+    checkpoint = find(model, report)
+    chosen_device, chosen_dtype = choose(device, dtype, checkpoint_dtype(checkpoint), report)
+    module, tokenizer = load_model_and_tokenizer(checkpoint, chosen_device, chosen_dtype)
+    return wrap(module, tokenizer, name=checkpoint.name, fingerprint=fingerprint(checkpoint.path), prove=prove)
+
+
+def wrap(
+    module: nn.Module, tokenizer: Any = None, *, name: str = "", fingerprint: str | None = None, prove: bool = True
+) -> EagerEngine:
+    """An engine for a model that is already in memory (a transformers causal language model)."""
+    from interp.models.checkpoint import fingerprint as fingerprint_of
+
+    module.eval()
+    d_vocab = _d_vocab(module)
+    anatomy = resolve(module, d_vocab)
+    info = describe(
+        module,
+        anatomy,
+        name=name or type(module).__name__,
+        fingerprint=fingerprint or fingerprint_of(module),
+        d_vocab=d_vocab,
+    )
+    engine = EagerEngine(module, tokenizer, anatomy, info)
+    if prove:
+        from interp.engines.doctor import refuse_unproven
+
+        refuse_unproven(engine)
+    return engine
+
+
+def _d_vocab(module: nn.Module) -> int:
+    """Rows of the token embedding: every id that a model of transformers accepts."""
+    embedding: Any = module.get_input_embeddings()  # type: ignore[operator]
+    return int(embedding.weight.shape[0])

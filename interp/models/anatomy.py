@@ -1,0 +1,218 @@
+"""Which module plays which role: the map from Addresses to live modules, found by `resolve` or written by hand."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from interp.models.norms import Norm
+from interp.models.probe import Key
+from interp.models.transforms import Scale, Step
+from interp.points import Address
+
+Side = Literal["input", "output", "attention"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tap:
+    """Where an Address lives: a module, which tensor of its call, and the steps from that tensor to the point."""
+
+    path: str
+    module: nn.Module
+    side: Side
+    key: Key
+    """Positional index, keyword or tuple element; a field of `AttentionCall` where the side is `attention`."""
+    steps: tuple[Step, ...] = ()
+
+    @property
+    def writable(self) -> bool:
+        return self.side != "attention" and all(step.writable for step in self.steps)
+
+    @property
+    def transform(self) -> str:
+        """The steps in words; empty where the module's tensor is the point."""
+        return ", ".join(str(step) for step in self.steps)
+
+    def read(self, x: Tensor) -> Tensor:
+        """The point's tensor, from the module's ([batch, pos, ...] both)."""
+        for step in self.steps:
+            x = step.read(x)
+        return x
+
+    def write(self, x: Tensor, new: Tensor) -> Tensor:
+        """The module's tensor that reads as `new`; `x` supplies what the point does not cover."""
+        stages = [x]
+        for step in self.steps[:-1]:
+            stages.append(step.read(stages[-1]))
+        for step, stage in zip(reversed(self.steps), reversed(stages), strict=False):
+            new = step.write(stage, new)
+        return new
+
+    def then(self, *steps: Step) -> "Tap":
+        """This tap with further steps."""
+        return Tap(self.path, self.module, self.side, self.key, self.steps + steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a point cannot be served here."""
+
+    reason: str
+    nearest: tuple[str, ...] = ()
+    """Points of the same layer that come closest."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Linear:
+    """An affine map y = W x + b, whatever class computes it."""
+
+    path: str
+    module: nn.Module
+    transposed: bool
+    """Whether the module stores W as [in, out], as GPT-2 does."""
+
+    @property
+    def weight(self) -> Tensor:
+        """[out, in]"""
+        weight: Tensor = self.module.weight  # type: ignore[assignment]
+        return weight.T if self.transposed else weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        """[out], or None."""
+        return getattr(self.module, "bias", None)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sublayer:
+    """One addition to the stream: what it reads, what its module returns, what is added."""
+
+    path: str
+    read: Tap
+    raw: Tap
+    contribution: Tap
+    pre_norm: Norm | None
+    pre_norm_input: Tap | None
+    post_norm: Norm | None
+    post_norm_input: Tap | None
+    multiplier: float
+
+    @property
+    def core(self) -> Tap:
+        """The raw output, which every sublayer has."""
+        return self.raw
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mixer:
+    """The inside of softmax attention."""
+
+    module: nn.Module
+    """The module that calls the attention function."""
+    path: str
+    query: Tap | Refusal
+    key: Tap | Refusal
+    value: Tap | Refusal
+    value_weight: Callable[[], tuple[Tensor, Tensor | None]] | Refusal
+    """W_V [kv heads, d_head, d_in] and its bias [kv heads, d_head]."""
+    z: Tap | Refusal
+    output: Linear | Refusal
+    q_norm: Norm | Refusal
+    q_norm_tap: Tap | Refusal
+    k_norm: Norm | Refusal
+    k_norm_tap: Tap | Refusal
+    n_heads: int
+    n_kv_heads: int
+    d_head: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Neurons:
+    """The inside of a dense MLP: down(act(pre) · pre_linear), or down(act(pre)) where it has no gate."""
+
+    down: Linear
+    multiplier: float
+    act: Tap
+    pre: Tap | Refusal
+    pre_linear: Tap | Refusal
+    activation: Callable[[Tensor], Tensor] | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """One block of the trunk."""
+
+    path: str
+    module: nn.Module
+    group: int
+    input: Tap
+    output: Tap
+    attn: Sublayer | Refusal
+    mlp: Sublayer | Refusal
+    mid: Tap | Refusal
+    mixer: Mixer | Refusal
+    neurons: Neurons | Refusal
+    parallel: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Term:
+    """One addend of the stream that enters the first block."""
+
+    kind: Literal["token", "position"]
+    tap: Tap
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Head:
+    """From the final norm's output to logits: cap · tanh((W x + b) · scale / cap), or (W x + b) · scale without cap."""
+
+    linear: Linear
+    scale: float = 1.0
+    cap: float | None = None
+
+    def logits(self, lm_head: Tensor) -> Tensor:
+        """Logits from the unembedding module's own output, [..., d_vocab]."""
+        if self.cap is not None:
+            return (lm_head * (self.scale / self.cap)).tanh() * self.cap
+        return lm_head if self.scale == 1.0 else lm_head * self.scale
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Anatomy:
+    """Roles of a whole model."""
+
+    model: nn.Module
+    embeddings: Tap
+    terms: tuple[Term, ...] | Refusal
+    """Addends of resid_pre.0: their taps sum to it."""
+    blocks: tuple[Block, ...]
+    trunk: str
+    """Path of the module whose output is the final norm's: it runs everything but the head."""
+    final_norm: Norm | Refusal
+    final_norm_input: Tap | Refusal
+    final_norm_output: Tap
+    head: Head | Refusal
+    lm_head: Tap | Refusal
+    logits: Tap
+    position_ids: bool
+    """Whether the model takes `position_ids`."""
+    refused: dict[Address, Refusal]
+    """Points whose proof failed; filled when the proofs have run."""
+
+    def tap(self, address: Address) -> Tap | Refusal:
+        """Where `address` lives, or why it lives nowhere."""
+        from interp.models.taps import tap_of
+
+        if (refusal := self.refused.get(address.whole)) is not None:
+            return refusal
+        return tap_of(self, address)
+
+
+def scaled(tap: Tap, factor: float) -> Tap:
+    """`tap` times a constant."""
+    return tap if factor == 1.0 else tap.then(Scale(factor))
+
+
+Captured = dict[Address, Any]

@@ -1,0 +1,88 @@
+"""The attention matrix and the rotated queries and keys, read where the forward pass itself computes them.
+
+A function registered beside transformers' own calls the family's eager attention unchanged and shows its arguments, the
+softmax's argument and its result to whoever watches. Logits are those of the unwrapped eager attention, bit for bit.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+NAME = "interp_observed_eager"
+
+
+class AttentionCall(NamedTuple):
+    """One layer's attention: query [batch, heads, pos, d_head], key and value [batch, kv heads, pos, d_head]."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    scores: Tensor | None
+    """[batch, heads, query, key]: argument of the softmax; None where the family's function calls none."""
+    probs: Tensor | None
+    """[batch, heads, query, key]"""
+    output: Tensor
+    """[batch, pos, heads, d_head]"""
+
+
+Watcher = Callable[[nn.Module, AttentionCall], None]
+_watchers: ContextVar[tuple[Watcher, ...]] = ContextVar("attention_watchers", default=())
+
+
+class _Softmax(TorchFunctionMode):
+    """Notes the argument of the last softmax."""
+
+    argument: Tensor | None = None
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func in (torch.softmax, torch.nn.functional.softmax, Tensor.softmax):
+            self.argument = args[0]
+        return func(*args, **(kwargs or {}))
+
+
+def _observed(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any):
+    eager = sys.modules[type(module).__module__].eager_attention_forward
+    with _Softmax() as softmax:
+        output, probs = eager(module, query, key, value, mask, **kwargs)
+    call = AttentionCall(query, key, value, softmax.argument, probs, output)
+    for watcher in _watchers.get():
+        watcher(module, call)
+    return output, probs
+
+
+def _register() -> None:
+    from transformers.masking_utils import AttentionMaskInterface, eager_mask
+    from transformers.modeling_utils import AttentionInterface
+
+    AttentionInterface.register(NAME, _observed)
+    AttentionMaskInterface.register(NAME, eager_mask)
+
+
+@contextmanager
+def observed(model: nn.Module, *watchers: Watcher) -> Iterator[None]:
+    """Run the model's attention through the observed eager function; restores its own implementation afterwards."""
+    _register()
+    configs: dict[int, Any] = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
+    before = [
+        (config, config._attn_implementation) for config in configs.values() if hasattr(config, "_attn_implementation")
+    ]
+    token = _watchers.set(_watchers.get() + watchers)
+    try:
+        for config, _ in before:
+            config._attn_implementation = NAME
+        yield
+    finally:
+        _watchers.reset(token)
+        for config, implementation in before:
+            config._attn_implementation = implementation
+
+
+def has_registry(module: nn.Module) -> bool:
+    """Whether the module's family looks its attention up in transformers' registry."""
+    return hasattr(sys.modules.get(type(module).__module__), "eager_attention_forward")

@@ -1,0 +1,39 @@
+"""From a resolved model to its ModelInfo."""
+
+from typing import Any
+
+from torch import nn
+
+from interp.models.anatomy import Anatomy, Mixer, Neurons
+from interp.points import ModelInfo
+
+
+def describe(module: nn.Module, anatomy: Anatomy, *, name: str, fingerprint: str, d_vocab: int) -> ModelInfo:
+    """Dimensions are read from the resolved roles, and only what no run shows from the config."""
+    config: Any = getattr(module, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    mixers = [block.mixer for block in anatomy.blocks if isinstance(block.mixer, Mixer)]
+    widths = {b.neurons.down.weight.shape[1] for b in anatomy.blocks if isinstance(b.neurons, Neurons)}
+    parameter = next(module.parameters())
+    return ModelInfo(
+        name=name,
+        family=str(getattr(config, "model_type", type(module).__name__)),
+        fingerprint=fingerprint,
+        n_layers=len(anatomy.blocks),
+        d_model=_d_model(anatomy, text),
+        n_heads=mixers[0].n_heads if mixers else 0,
+        n_kv_heads=mixers[0].n_kv_heads if mixers else 0,
+        d_head=mixers[0].d_head if mixers else 0,
+        d_mlp=widths.pop() if len(widths) == 1 else 0,
+        d_vocab=d_vocab,
+        n_ctx=getattr(text, "max_position_embeddings", None),
+        bos_token_id=getattr(text, "bos_token_id", None),
+        dtype=str(parameter.dtype).removeprefix("torch."),
+        device=str(parameter.device),
+        parallel=any(block.parallel for block in anatomy.blocks),
+    )
+
+
+def _d_model(anatomy: Anatomy, text: Any) -> int:
+    weight = getattr(anatomy.head, "linear", None)
+    return weight.weight.shape[1] if weight is not None else int(text.hidden_size)

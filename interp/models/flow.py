@@ -1,0 +1,186 @@
+"""The residual stream in a recorded pass: which additions make it, and which module's output each of them adds.
+
+Every addition of which one operand is the stream defines a contribution: its other operand, wherever the family puts
+its norms and whichever module performs the addition.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from torch import nn
+
+from interp.models.probe import Call, Key, Node, Op, Trace
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Addition:
+    """`result = stream + contribution`."""
+
+    stream: int
+    contribution: int
+    result: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Source:
+    """A module's output and the constant that it was multiplied by on its way to an addition."""
+
+    call: Call
+    key: Key
+    node: int
+    factor: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stage:
+    """One call of one block, and where the stream enters and leaves it."""
+
+    call: Call
+    group: int
+    input_key: Key
+    output_key: Key
+    additions: tuple[Addition, ...] | None
+    """In order; None if the output is not the input plus contributions."""
+
+    @property
+    def enters(self) -> int:
+        return self.call.inputs[self.input_key]
+
+    @property
+    def leaves(self) -> int:
+        return self.call.outputs[self.output_key]
+
+
+def stages(trace: Trace, model: nn.Module) -> list[Stage]:
+    """The trunk's blocks in the order in which they ran: members of the outermost module lists that pass a stream."""
+    groups: list[list[Stage]] = []
+    taken: list[str] = []
+    for path, module in model.named_modules():
+        if not isinstance(module, nn.ModuleList) or any(path.startswith(outer + ".") for outer in taken):
+            continue
+        calls = [trace.calls_of(f"{path}.{name}") for name, _ in module.named_children()]
+        if not calls or any(len(found) != 1 for found in calls):
+            continue
+        members = [_stage(trace, found[0], len(groups)) for found in calls]
+        if any(member is None for member in members):
+            continue
+        stream = [member for member in members if member is not None]
+        chained = all(trace.root(a.leaves) == trace.root(b.enters) for a, b in pairwise(stream))
+        if chained:
+            groups.append(stream)
+            taken.append(path)
+    return sorted((stage for group in groups for stage in group), key=lambda stage: stage.call.order)
+
+
+def _stage(trace: Trace, call: Call, group: int) -> Stage | None:
+    """The pair of an input and an output that the stream connects; else the first pair of equal shape."""
+    fallback = None
+    for input_key, entered in call.inputs.items():
+        x = trace.value[entered]
+        if not x.is_floating_point() or x.ndim < 2:
+            continue
+        for output_key, left in call.outputs.items():
+            if trace.value[left].shape != x.shape:
+                continue
+            additions = follow(trace, entered, left)
+            if additions:
+                return Stage(call, group, input_key, output_key, tuple(additions))
+            fallback = fallback or Stage(call, group, input_key, output_key, None)
+    return fallback
+
+
+def follow(trace: Trace, start: int, end: int) -> list[Addition] | None:
+    """The additions that lead from `start` to `end`, in order; None if anything else happened to the stream."""
+    goal = trace.root(start)
+    reached: dict[int, bool] = {}
+
+    def reaches(node: int) -> bool:
+        node = trace.root(node)
+        if node == goal:
+            return True
+        if node not in reached:
+            reached[node] = False
+            op = trace.producer.get(node)
+            reached[node] = op is not None and any(reaches(operand) for operand in addends(trace, op))
+        return reached[node]
+
+    additions: list[Addition] = []
+    node = trace.root(end)
+    while node != goal:
+        op = trace.producer.get(node)
+        operands = addends(trace, op) if op is not None else []
+        on_stream = [operand for operand in operands if reaches(operand)]
+        if len(operands) != 2 or len(on_stream) != 1:
+            return None
+        stream = on_stream[0]
+        other = operands[1] if operands[0] == stream else operands[0]
+        additions.append(Addition(stream, other, node))
+        node = trace.root(stream)
+    return additions[::-1]
+
+
+def addends(trace: Trace, op: Op) -> list[int]:
+    """The two operands of a plain addition of equal-sized tensors; empty for any other operation."""
+    if op.name != "add" or len(op.inputs) != 2 or op.kwargs.get("alpha", 1) != 1:
+        return []
+    a, b = op.inputs
+    return [a, b] if trace.value[a].numel() == trace.value[b].numel() else []
+
+
+def sources(trace: Trace, node: int, within: Call) -> list[Source] | None:
+    """The module outputs that `node` is a sum of, each with its constant factor; None if it is anything else.
+
+    The outermost module inside `within` that returned the value is named.
+    """
+    factor = 1.0
+    while True:
+        if (found := returned_inside(trace, node, within)) is not None:
+            return [Source(found, key_of(trace, found, node), node, factor)]
+        op = trace.producer.get(trace.root(node))
+        if op is None:
+            return None
+        if (constant := constant_factor(trace, op)) is not None:
+            node, factor = constant[0], factor * constant[1]
+            continue
+        parts = [sources(trace, operand, within) for operand in addends(trace, op)]
+        if not parts or any(part is None for part in parts):
+            return None
+        return [Source(s.call, s.key, s.node, s.factor * factor) for part in parts for s in part or ()]
+
+
+def returned_inside(trace: Trace, node: int, within: Call) -> Call | None:
+    """The outermost call strictly inside `within` that made `node`; a module that passes its input on made nothing."""
+    prefix = within.path + "." if within.path else ""
+    made = trace.root(node)
+    for call in trace.returned_by(node):
+        passed_on = made in map(trace.root, call.inputs.values())
+        if call.path != within.path and call.path.startswith(prefix) and call.order > within.order and not passed_on:
+            return call
+    return None
+
+
+def key_of(trace: Trace, call: Call, node: int) -> Key:
+    """Where `node` sits in what `call` returned."""
+    return next(key for key, value in call.outputs.items() if trace.root(value) == trace.root(node))
+
+
+def constant_factor(trace: Trace, op: Op) -> tuple[int, float] | None:
+    """(tensor, c) if the operation multiplies or divides one tensor by a plain number."""
+    if op.name not in ("mul", "div") or not op.args:
+        return None
+    left, right = op.args[0], op.args[1] if len(op.args) > 1 else None
+    number = _number(trace, right)
+    if isinstance(left, Node) and number is not None:
+        return left.id, number if op.name == "mul" else 1.0 / number
+    number = _number(trace, left)
+    if op.name == "mul" and isinstance(right, Node) and number is not None:
+        return right.id, number
+    return None
+
+
+def _number(trace: Trace, value: object) -> float | None:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, Node) and trace.value[value.id].ndim == 0:
+        return float(trace.value[value.id])
+    return None

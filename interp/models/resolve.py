@@ -1,0 +1,163 @@
+"""From a live model to its Anatomy: one recorded pass over a few random tokens, read backwards from the logits."""
+
+import inspect
+
+import torch
+from torch import nn
+
+from interp.errors import InterpError
+from interp.models.anatomy import Anatomy, Block, Head, Refusal, Tap, Term, scaled
+from interp.models.attention import AttentionCall, observed
+from interp.models.float64 import numerics
+from interp.models.flow import Stage, constant_factor, sources, stages
+from interp.models.interior import linear_of, mixer_of, neurons_of
+from interp.models.probe import Call, Trace, recording
+from interp.models.sublayers import Part, input_tap, norm_of, output_tap, parts_of
+
+N_POS = 11
+"""Length of the probe: unlike any head count or head width, so that the position axis shows itself."""
+
+
+def resolve(model: nn.Module, d_vocab: int) -> Anatomy:
+    """The Anatomy of a causal language model, read from one forward pass.
+
+    Raises `InterpError` where the pass shows no trunk of blocks or no head.
+    """
+    device = next(model.parameters()).device
+    tokens = torch.randint(0, d_vocab, (1, N_POS), generator=torch.Generator().manual_seed(0)).to(device)
+    paths = {id(module): path for path, module in model.named_modules()}
+    with recording(model) as trace:
+
+        def watch(module: nn.Module, call: AttentionCall) -> None:
+            tensors = {name: getattr(call, name) for name in ("query", "key", "value")}
+            event = trace.enter(f"{paths[id(module)]}@attention", module, (), tensors)
+            trace.leave(event, {"output": call.output, "probs": call.probs})
+
+        with observed(model, watch), numerics(next(model.parameters()).dtype):
+            model(input_ids=tokens, use_cache=False)
+    with numerics(next(model.parameters()).dtype):
+        return _read(trace, model, tokens)
+
+
+def _read(trace: Trace, model: nn.Module, tokens: torch.Tensor) -> Anatomy:
+    found = stages(trace, model)
+    if not found:
+        raise InterpError(
+            f"No trunk was found in {type(model).__name__}: no list of modules passes a stream from one to the next; "
+            "write its Anatomy by hand."
+        )
+    whole = trace.calls_of("")[0]
+    ids = trace.root(trace.node(tokens))
+    embed = [c for c in trace.calls if ids in map(trace.root, c.inputs.values()) and _floats(trace, c)][-1]
+    logits_key = "logits" if "logits" in whole.outputs else next(iter(whole.outputs))
+    head, lm_head = _head(trace, whole, whole.outputs[logits_key])
+    final_node = lm_head.inputs[next(iter(lm_head.inputs))] if lm_head is not None else whole.outputs[logits_key]
+    last = trace.root(found[-1].leaves)
+    returned = trace.returned_by(final_node)
+    norm_call = next((c for c in reversed(returned) if norm_of(trace, c) is not None), None)
+    reads_last = norm_call is not None and trace.root(next(iter(norm_call.inputs.values()))) == last
+    no_final = Refusal("no norm stands between the last block and the head")
+    trunk = next((c.path for c in reversed(returned) if found[0].call.path.startswith(c.path + ".") and c.path), "")
+    return Anatomy(
+        model=model,
+        embeddings=output_tap(embed, next(iter(embed.outputs))),
+        terms=_terms(trace, whole, embed, found[0]),
+        blocks=tuple(_block(trace, stage) for stage in found),
+        trunk=trunk,
+        final_norm=(norm_of(trace, norm_call) if norm_call is not None and reads_last else None) or no_final,
+        final_norm_input=input_tap(norm_call, next(iter(norm_call.inputs))) if norm_call is not None else no_final,
+        final_norm_output=output_tap(norm_call, next(iter(norm_call.outputs)))
+        if norm_call is not None
+        else input_tap(lm_head, next(iter(lm_head.inputs)))
+        if lm_head is not None
+        else output_tap(found[-1].call, found[-1].output_key),
+        head=head,
+        lm_head=Refusal("no linear map ends in the logits")
+        if lm_head is None
+        else output_tap(lm_head, next(iter(lm_head.outputs))),
+        logits=Tap("", model, "output", logits_key),
+        position_ids="position_ids" in inspect.signature(model.forward).parameters,
+        refused={},
+    )
+
+
+def _floats(trace: Trace, call: Call) -> bool:
+    return any(trace.value[node].is_floating_point() for node in call.outputs.values())
+
+
+def _head(trace: Trace, whole: Call, node: int) -> tuple[Head | Refusal, Call | None]:
+    """Follow constants and a tanh back from the logits to the linear map that they come from."""
+    after, cap, capped = 1.0, None, False
+    for _ in range(8):
+        for call in reversed(trace.returned_by(node)):
+            if call is not whole and (found := linear_of(trace, call)) is not None:
+                return (Head(found, after, cap) if not capped else Head(found, (cap or 1.0) * after, cap)), call
+        op = trace.producer.get(trace.root(node))
+        if op is None:
+            break
+        if (constant := constant_factor(trace, op)) is not None:
+            node, after = constant[0], after * constant[1]
+        elif op.name == "tanh" and not capped:
+            node, cap, after, capped = op.inputs[0], after, 1.0, True
+        else:
+            break
+    return Refusal("the logits are not a linear map's output, scaled and capped"), None
+
+
+def _terms(trace: Trace, whole: Call, embed: Call, first: Stage) -> tuple[Term, ...] | Refusal:
+    """The stream's first value as a sum of module outputs."""
+    unknown = Refusal("what enters the first block is not a sum of embeddings")
+    parts = sources(trace, first.enters, whole)
+    if parts is None:
+        return unknown
+    terms = []
+    for part in parts:
+        tap = output_tap(part.call, part.key)
+        from_tokens = next(iter(embed.outputs.values())) in trace.ancestors(part.node)
+        if from_tokens and trace.root(part.node) != trace.root(next(iter(embed.outputs.values()))):
+            return unknown
+        terms.append(Term("token" if from_tokens else "position", scaled(tap, part.factor)))
+    return tuple(terms)
+
+
+def _block(trace: Trace, stage: Stage) -> Block:
+    parts = parts_of(trace, stage)
+    boundary = (input_tap(stage.call, stage.input_key), output_tap(stage.call, stage.output_key))
+    if isinstance(parts, Refusal):
+        return Block(
+            stage.call.path, stage.call.module, stage.group, *boundary, parts, parts, parts, parts, parts, False
+        )
+    attn = next((p for p in parts if p.mixes_positions), None)
+    mlp = next((p for p in parts if not p.mixes_positions), None)
+    no_attn = Refusal("this block has no token mixer", ("mlp_in", "mlp_out"))
+    no_mlp = Refusal("this block has no MLP", ("attn_in", "attn_out"))
+    parallel = attn is not None and mlp is not None and not _reads_sum(trace, stage, mlp)
+    return Block(
+        stage.call.path,
+        stage.call.module,
+        stage.group,
+        *boundary,
+        attn.sublayer if attn else no_attn,
+        mlp.sublayer if mlp else no_mlp,
+        _mid(trace, stage, attn, mlp, parallel),
+        mixer_of(trace, attn, N_POS) if attn else no_attn,
+        neurons_of(trace, mlp, N_POS) if mlp else no_mlp,
+        parallel,
+    )
+
+
+def _reads_sum(trace: Trace, stage: Stage, mlp: Part) -> bool:
+    """Whether the MLP reads the stream after the first addition."""
+    source = mlp.sublayer.pre_norm_input or mlp.sublayer.read
+    call = next(c for c in trace.calls_of(source.path))
+    return trace.root(call.inputs[source.key]) != trace.root(stage.enters)
+
+
+def _mid(trace: Trace, stage: Stage, attn: Part | None, mlp: Part | None, parallel: bool) -> Tap | Refusal:
+    if attn is None or mlp is None:
+        return Refusal("this block has one sublayer, so nothing lies between", ("resid_pre", "resid_post"))
+    if parallel:
+        return Refusal("this block adds attention and MLP in parallel", ("resid_post", "mlp_in"))
+    if attn.addition > mlp.addition:
+        return Refusal("this block adds its MLP before its attention", ("resid_pre", "resid_post"))
+    return mlp.sublayer.pre_norm_input or mlp.sublayer.read

@@ -1,0 +1,153 @@
+"""From an Address to its Tap: one line per point, given the roles in the Anatomy."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from interp.models.anatomy import Anatomy, Block, Mixer, Neurons, Refusal, Sublayer, Tap
+from interp.models.norms import Norm
+from interp.models.transforms import HeadOutputs, HeadsFirst, Normalized, NormScale
+from interp.points import Address
+
+Role = TypeVar("Role")
+NO_NORM = "no norm stands there in this model"
+
+
+def tap_of(anatomy: Anatomy, address: Address) -> Tap | Refusal:
+    """The Tap of `address`, or the Refusal that says why there is none."""
+    if address.layer is None:
+        return _trunk_tap(anatomy, address.name)
+    if address.layer >= len(anatomy.blocks):
+        return Refusal(
+            f"the model has layers 0 to {len(anatomy.blocks) - 1}", (f"{address.name}.{len(anatomy.blocks) - 1}",)
+        )
+    found = _block_tap(anatomy.blocks[address.layer], address.name)
+    if isinstance(found, Refusal):
+        return Refusal(found.reason, tuple(f"{name}.{address.layer}" for name in found.nearest))
+    return found
+
+
+def _trunk_tap(anatomy: Anatomy, name: str) -> Tap | Refusal:
+    match name:
+        case "embeddings":
+            return anatomy.embeddings
+        case "final_norm":
+            return anatomy.final_norm_output
+        case "final_normalized":
+            return _normalized(anatomy.final_norm, anatomy.final_norm_input, Normalized)
+        case "final_norm_scale":
+            return _normalized(anatomy.final_norm, anatomy.final_norm_input, NormScale)
+        case "lm_head":
+            return anatomy.lm_head
+        case _:
+            return anatomy.logits
+
+
+def _block_tap(block: Block, name: str) -> Tap | Refusal:
+    attn, mlp, mixer, neurons = block.attn, block.mlp, block.mixer, block.neurons
+    match name:
+        case "resid_pre":
+            return block.input
+        case "resid_mid":
+            return block.mid
+        case "resid_post":
+            return block.output
+        case "attn_in":
+            return _part(attn, lambda s: s.read)
+        case "attn_out":
+            return _part(attn, lambda s: s.raw)
+        case "attn_out_post":
+            return _part(attn, lambda s: s.contribution)
+        case "mlp_in":
+            return _part(mlp, lambda s: s.read)
+        case "mlp_out":
+            return _part(mlp, lambda s: s.raw)
+        case "mlp_out_post":
+            return _part(mlp, lambda s: s.contribution)
+        case "attn_normalized":
+            return _part(attn, lambda s: _normalized(s.pre_norm, s.pre_norm_input, Normalized))
+        case "attn_norm_scale":
+            return _part(attn, lambda s: _normalized(s.pre_norm, s.pre_norm_input, NormScale))
+        case "attn_post_normalized":
+            return _part(attn, lambda s: _normalized(s.post_norm, s.post_norm_input, Normalized))
+        case "attn_post_norm_scale":
+            return _part(attn, lambda s: _normalized(s.post_norm, s.post_norm_input, NormScale))
+        case "mlp_normalized":
+            return _part(mlp, lambda s: _normalized(s.pre_norm, s.pre_norm_input, Normalized))
+        case "mlp_norm_scale":
+            return _part(mlp, lambda s: _normalized(s.pre_norm, s.pre_norm_input, NormScale))
+        case "mlp_post_normalized":
+            return _part(mlp, lambda s: _normalized(s.post_norm, s.post_norm_input, Normalized))
+        case "mlp_post_norm_scale":
+            return _part(mlp, lambda s: _normalized(s.post_norm, s.post_norm_input, NormScale))
+        case "query":
+            return _part(mixer, lambda m: m.query)
+        case "key":
+            return _part(mixer, lambda m: m.key)
+        case "value":
+            return _part(mixer, lambda m: m.value)
+        case "q_norm_in" | "q_norm_out":
+            return _part(mixer, lambda m: _side(m.q_norm_tap, name))
+        case "k_norm_in" | "k_norm_out":
+            return _part(mixer, lambda m: _side(m.k_norm_tap, name))
+        case "query_rot":
+            return _part(mixer, lambda m: Tap(m.path, m.module, "attention", "query", (HeadsFirst(),)))
+        case "key_rot":
+            return _part(mixer, lambda m: Tap(m.path, m.module, "attention", "key", (HeadsFirst(),)))
+        case "attn_scores" | "attn_probs":
+            return _part(mixer, lambda m: Tap(m.path, m.module, "attention", name.removeprefix("attn_")))
+        case "z":
+            return _part(mixer, lambda m: m.z)
+        case "head_out":
+            return _part(mixer, _head_out)
+        case "mlp_act":
+            return _part(neurons, lambda n: n.act)
+        case "mlp_pre":
+            return _part(neurons, lambda n: n.pre)
+        case "mlp_pre_linear":
+            return _part(neurons, lambda n: n.pre_linear)
+        case _:
+            return Refusal(_ABSENT.get(name, "this block has nothing of that kind"), ("mlp_out", "resid_post"))
+
+
+_ABSENT = {
+    "attn_gate": "this attention has no gate",
+    "router_logits": "no router was found in this block's MLP",
+    "expert_weights": "no router was found in this block's MLP",
+    "expert_indices": "no router was found in this block's MLP",
+    "expert_out": "no router was found in this block's MLP",
+    "extra_out_post": "this block adds nothing to the stream but attention and MLP",
+}
+
+
+def _part(role: Role | Refusal, choose: Callable[[Role], Tap | Refusal]) -> Tap | Refusal:
+    return role if isinstance(role, Refusal) else choose(role)
+
+
+def _normalized(
+    norm: Norm | Refusal | None, source: Tap | Refusal | None, step: type[Normalized] | type[NormScale]
+) -> Tap | Refusal:
+    if isinstance(norm, Refusal):
+        return norm
+    if norm is None or source is None or isinstance(source, Refusal):
+        return Refusal(NO_NORM)
+    return source.then(step(norm))
+
+
+def _side(tap: Tap | Refusal, name: str) -> Tap | Refusal:
+    if isinstance(tap, Refusal):
+        return tap
+    if name.endswith("_in"):
+        return Tap(tap.path, tap.module, "input", 0, tap.steps)
+    return Tap(tap.path, tap.module, "output", None, tap.steps)
+
+
+def _head_out(mixer: Mixer) -> Tap | Refusal:
+    if isinstance(mixer.z, Refusal):
+        return mixer.z
+    if isinstance(mixer.output, Refusal):
+        return mixer.output
+    weight = mixer.output.weight
+    return mixer.z.then(HeadOutputs(weight.reshape(weight.shape[0], mixer.n_heads, mixer.d_head)))
+
+
+__all__ = ["Neurons", "Sublayer", "tap_of"]

@@ -1,0 +1,150 @@
+"""How a point's tensor is made from the tensor that a module receives or returns, and how a new value goes back.
+
+Tensors have leading axes [batch, pos]; a step turns the module's trailing axes into the point's.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from interp.models.norms import Norm
+
+
+class Step(Protocol):
+    """One reversible or read-only piece of a Tap."""
+
+    writable: bool
+
+    def read(self, x: Tensor) -> Tensor: ...
+    def write(self, x: Tensor, new: Tensor) -> Tensor: ...
+    def __str__(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Times a constant: a residual multiplier, an embedding scale."""
+
+    factor: float
+    writable = True
+
+    def read(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+    def write(self, x: Tensor, new: Tensor) -> Tensor:
+        return new / self.factor
+
+    def __str__(self) -> str:
+        return f"times {self.factor:g}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Channels:
+    """Channels of the last axis, picked by index and given the index's shape: heads, slices of a fused projection."""
+
+    index: Tensor
+    """[heads, d_head] or [width]: channel numbers in the module's last axis."""
+    writable = True
+
+    def _in_order(self, width: int) -> bool:
+        return self.index.numel() == width and torch.equal(self.index.flatten(), torch.arange(width))
+
+    def read(self, x: Tensor) -> Tensor:
+        if self._in_order(x.shape[-1]):
+            return x.reshape(*x.shape[:-1], *self.index.shape)
+        return x[..., self.index.to(x.device)]
+
+    def write(self, x: Tensor, new: Tensor) -> Tensor:
+        if self._in_order(x.shape[-1]):
+            return new.reshape(x.shape)
+        x = x.clone()
+        x[..., self.index.to(x.device)] = new
+        return x
+
+    def __str__(self) -> str:
+        return "channels as " + " x ".join(str(n) for n in self.index.shape)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Flat:
+    """Heads that the module holds as an axis of their own are left as they are; their order is [heads, d_head]."""
+
+    writable = True
+
+    def read(self, x: Tensor) -> Tensor:
+        return x
+
+    def write(self, x: Tensor, new: Tensor) -> Tensor:
+        return new
+
+    def __str__(self) -> str:
+        return "as it is"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadsFirst:
+    """[batch, heads, pos, d_head] as the attention function holds it, to [batch, pos, heads, d_head]."""
+
+    writable = True
+
+    def read(self, x: Tensor) -> Tensor:
+        return x.transpose(1, 2)
+
+    def write(self, x: Tensor, new: Tensor) -> Tensor:
+        return new.transpose(1, 2)
+
+    def __str__(self) -> str:
+        return "heads after positions"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Normalized:
+    """A norm's input over its scale, before gain and bias."""
+
+    norm: Norm
+    writable = False
+
+    def read(self, x: Tensor) -> Tensor:
+        return self.norm.normalized(x)
+
+    def write(self, x: Tensor, new: Tensor) -> Tensor:
+        raise TypeError("a norm computes its input over its scale inside; it cannot be written")
+
+    def __str__(self) -> str:
+        return "over the norm's scale"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NormScale:
+    """A norm's denominator."""
+
+    norm: Norm
+    writable = False
+
+    def read(self, x: Tensor) -> Tensor:
+        return self.norm.scale(x)
+
+    def write(self, x: Tensor, new: Tensor) -> Tensor:
+        raise TypeError("a norm computes its denominator inside; it cannot be written")
+
+    def __str__(self) -> str:
+        return "the norm's scale"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadOutputs:
+    """z [.., heads, d_head] to each head's share of the attention output [.., heads, d_model], without its bias."""
+
+    weight: Tensor
+    """[d_model, heads, d_head]"""
+    writable = False
+
+    def read(self, x: Tensor) -> Tensor:
+        return torch.einsum("...hd,mhd->...hm", x, self.weight)
+
+    def write(self, x: Tensor, new: Tensor) -> Tensor:
+        raise TypeError("the heads' shares are summed inside the output projection; write z instead")
+
+    def __str__(self) -> str:
+        return "each head through the output projection"

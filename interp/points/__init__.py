@@ -1,0 +1,7 @@
+"""The vocabulary: what can be named inside a model, and how a name is written."""
+
+from interp.points.address import Address
+from interp.points.info import ModelInfo
+from interp.points.table import BLOCK_POINTS, POINTS, Point
+
+__all__ = ["BLOCK_POINTS", "POINTS", "Address", "ModelInfo", "Point"]

@@ -1,0 +1,30 @@
+"""What a model is, in numbers and names: no modules, nothing that needs torch."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """Facts about a loaded model that everything above the engines may rely on."""
+
+    name: str
+    """What the user asked for: a hub id, a packaged name or a directory's name."""
+    family: str
+    """The checkpoint's own model type, for display; nothing is decided by it."""
+    fingerprint: str
+    """Hash of the configuration and of a sample of the weights."""
+    n_layers: int
+    d_model: int
+    n_heads: int
+    n_kv_heads: int
+    d_head: int
+    d_mlp: int
+    """0 where the layers differ or no MLP is dense."""
+    d_vocab: int
+    n_ctx: int | None
+    """Longest sequence that the configuration states, in tokens; None where it states none."""
+    bos_token_id: int | None
+    dtype: str
+    device: str
+    parallel: bool
+    """Whether attention and MLP read the same stream and are added together."""

@@ -1,0 +1,63 @@
+"""`interp capture MODEL --prompt … --points …`: named tensors of one prompt, in one safetensors file."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from interp.scripts.console import say
+
+
+@dataclass
+class CaptureCommand:
+    """Run one prompt and save what the named points held."""
+
+    model: Annotated[str, tyro.conf.Positional]
+    """Packaged name, checkpoint directory, GGUF file or hub id."""
+    prompt: str
+    """Text; the tokenizer adds BOS if that is its default."""
+    points: tuple[str, ...]
+    """Addresses such as resid_post.10 mlp_out_post.4 final_norm."""
+    out: Path = Path("acts.safetensors")
+    """File to write: one tensor per address, [pos, ...], and the tokens."""
+    max_new_tokens: int = 0
+    """Tokens to generate greedily after the prompt; captured while decoding."""
+    device: str | None = None
+    """cuda, mps or cpu; the best one that is there if left out."""
+    dtype: str | None = None
+    """float32, bfloat16, float16 or float64; the checkpoint's own if left out."""
+
+
+def run(config: CaptureCommand) -> None:
+    """Write the file and say what is in it."""
+    from interp.files import check_writable
+    from interp.points import Address
+
+    addresses = [Address.parse(point) for point in config.points]
+    check_writable(config.out.parent)
+    import torch
+    from safetensors.torch import save_file
+
+    from interp.engines.base import Request
+    from interp.engines.load import load_model
+    from interp.files import atomic_path
+
+    engine = load_model(config.model, device=config.device, dtype=config.dtype, report=say)
+    (result,) = engine.run([Request(config.prompt, capture=addresses, max_new_tokens=config.max_new_tokens)])
+    tensors = {str(address): tensor.contiguous().cpu() for address, tensor in result.capture.items()}
+    tensors["tokens"] = torch.tensor(result.tokens)
+    provenance = {str(a): f"{s.module} {s.side} {s.transform}".strip() for a, s in result.provenance.sources.items()}
+    metadata = {
+        "model": engine.model.name,
+        "fingerprint": engine.model.fingerprint,
+        "prompt": config.prompt,
+        "sources": json.dumps(provenance),
+        "attention": result.provenance.attention,
+    }
+    with atomic_path(config.out) as path:
+        save_file(tensors, path, metadata=metadata)
+    for address, tensor in result.capture.items():
+        say(f"{address}  {list(tensor.shape)}  from {provenance[str(address)]}")
+    say(f"{len(result.tokens)} tokens, {len(result.capture)} tensors: {config.out}")

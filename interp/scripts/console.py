@@ -1,0 +1,70 @@
+"""What commands share on the terminal: one console, progress bars, and errors as one sentence with exit status 2."""
+
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from interp.errors import InterpError, PointRefused
+
+Config = TypeVar("Config")
+console = Console(highlight=False, soft_wrap=True)
+
+
+def say(text: str) -> None:
+    """One line of plain text."""
+    console.print(escape(text))
+
+
+def run_command(config_type: type[Config], run: Callable[[Config], int | None], prog: str) -> None:
+    """Parse the flags of one command, run it, and exit with its status."""
+    import tyro
+
+    finish(run, tyro.cli(config_type, prog=prog))
+
+
+def finish(run: Callable[[Config], int | None], config: Config) -> None:
+    """Run a command; an `InterpError` becomes one sentence on stderr and exit status 2."""
+    quiet_libraries()
+    try:
+        status = run(config) or 0
+    except InterpError as error:
+        print(  # noqa: T201
+            f"{type(error).__name__}: {error}" if isinstance(error, PointRefused) else str(error),
+            file=sys.stderr,
+        )
+        status = 2
+    except KeyboardInterrupt:
+        print("Interrupted; finished parts are kept.", file=sys.stderr)  # noqa: T201
+        status = 130
+    sys.exit(status)
+
+
+def quiet_libraries() -> None:
+    """Libraries' own progress bars and warnings stay off; what matters we say ourselves."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    warnings.filterwarnings("ignore", category=FutureWarning)
+
+
+@contextmanager
+def bars() -> Iterator[Callable[[str, int, int, str], None]]:
+    """Progress bars by stage: call the result with (stage, done, total, unit)."""
+    columns = (TextColumn("  {task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[unit]}"))
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
+        tasks: dict[str, object] = {}
+
+        def update(stage: str, done: int, total: int, unit: str) -> None:
+            if stage not in tasks:
+                tasks[stage] = progress.add_task(stage, total=total, unit=unit)
+            progress.update(tasks[stage], completed=done, total=total, visible=done < total)  # type: ignore[arg-type]
+
+        yield update

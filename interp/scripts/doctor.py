@@ -1,0 +1,63 @@
+"""`interp doctor MODEL`: every equation on every layer, the measured difference, and the verdict."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+from interp.scripts.console import console, say
+
+
+@dataclass
+class Doctor:
+    """Check every claim that the names make about a model; exit status 1 if one fails."""
+
+    model: Annotated[str, tyro.conf.Positional]
+    """Packaged name, checkpoint directory, GGUF file or hub id."""
+    device: str | None = None
+    """cuda, mps or cpu; the best one that is there if left out."""
+    dtype: str | None = None
+    """float32, bfloat16, float16 or float64; the checkpoint's own if left out."""
+
+
+def run(config: Doctor) -> int:
+    """Print the table of proofs; 1 if a claim fails."""
+    from interp.engines.doctor import prove
+    from interp.engines.load import load_model
+
+    engine = load_model(config.model, device=config.device, dtype=config.dtype, prove=False, report=say)
+    claims = prove(engine)
+    print_claims(claims)
+    failed = [claim for claim in claims if not claim.holds]
+    say(summary(claims))
+    return 1 if failed else 0
+
+
+def print_claims(claims) -> None:
+    """One row per equation: layers checked, the worst difference and what rounding explains."""
+    from rich.table import Table
+
+    table = Table("proof", "equation", "checked", "largest difference", "explained", "verdict")
+    by_equation: dict[tuple[str, str], list] = {}
+    for claim in claims:
+        by_equation.setdefault((claim.proof, claim.equation), []).append(claim)
+    for (proof, equation), group in sorted(by_equation.items()):
+        worst = max(group, key=lambda claim: claim.difference / claim.tolerance)
+        where = "" if worst.layer is None else f" at layer {worst.layer}"
+        bad = [str(claim.layer) for claim in group if not claim.holds]
+        verdict = "holds" if not bad else f"FAILS at {', '.join(bad)}"
+        table.add_row(
+            proof, equation, str(len(group)), f"{worst.difference:.3g} ε{where}", f"{worst.tolerance:.3g} ε", verdict
+        )
+    console.print(table)
+
+
+def summary(claims) -> str:
+    """How many claims were checked and how far the worst was off."""
+    failed = sum(not claim.holds for claim in claims)
+    worst = max(claims, key=lambda claim: claim.difference / claim.tolerance)
+    verdict = "all hold" if not failed else f"{failed} FAIL"
+    return (
+        f"{len(claims)} claims checked, {verdict}; nearest to its limit: {worst.equation} with {worst.difference:.3g} "
+        f"of {worst.tolerance:.3g} units of rounding (1 unit = epsilon of the dtype times the summands' magnitude)."
+    )

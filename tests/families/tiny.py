@@ -1,0 +1,108 @@
+"""Tiny random models of real families that can show a fault: random norm gains and biases, unequal dimensions,
+fewer key-value heads than heads, head width times heads unlike the model's width."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+D_MODEL, D_MLP, N_HEADS, N_KV_HEADS, D_HEAD, D_VOCAB, N_LAYERS = 48, 80, 6, 2, 10, 131, 3
+
+_LLAMA: dict[str, Any] = {
+    "hidden_size": D_MODEL,
+    "intermediate_size": D_MLP,
+    "num_hidden_layers": N_LAYERS,
+    "num_attention_heads": N_HEADS,
+    "num_key_value_heads": N_KV_HEADS,
+    "head_dim": D_HEAD,
+    "vocab_size": D_VOCAB,
+    "max_position_embeddings": 64,
+    "pad_token_id": None,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_GPT2 = {
+    "n_embd": D_MODEL,
+    "n_layer": N_LAYERS,
+    "n_head": N_HEADS,
+    "n_inner": D_MLP,
+    "n_positions": 64,
+    "vocab_size": D_VOCAB,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_NEOX = {
+    "hidden_size": D_MODEL,
+    "intermediate_size": D_MLP,
+    "num_hidden_layers": N_LAYERS,
+    "num_attention_heads": N_HEADS,
+    "vocab_size": D_VOCAB,
+    "max_position_embeddings": 64,
+    "rotary_pct": 0.5,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_SLIDING = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", _LLAMA | {"attention_bias": True, "mlp_bias": True}),
+    "gpt2": ("gpt2", _GPT2),
+    "gpt_neox_parallel": ("gpt_neox", _NEOX | {"use_parallel_residual": True}),
+    "gpt_neox_sequential": ("gpt_neox", _NEOX | {"use_parallel_residual": False}),
+    "qwen2": ("qwen2", {k: v for k, v in _LLAMA.items() if k != "head_dim"}),
+    "qwen3": ("qwen3", _LLAMA),
+    "gemma": ("gemma", _LLAMA),
+    "gemma2": ("gemma2", _LLAMA | _SLIDING | {"query_pre_attn_scalar": 7, "final_logit_softcapping": 5.0}),
+    "gemma3": ("gemma3_text", _LLAMA | _SLIDING | {"query_pre_attn_scalar": 7}),
+    "olmo2": ("olmo2", {k: v for k, v in _LLAMA.items() if k != "head_dim"}),
+    "glm4": ("glm4", _LLAMA | {"partial_rotary_factor": 0.5}),
+    "granite": (
+        "granite",
+        {k: v for k, v in _LLAMA.items() if k != "head_dim"}
+        | {
+            "residual_multiplier": 0.22,
+            "embedding_multiplier": 3.0,
+            "logits_scaling": 8.0,
+            "attention_multiplier": 0.2,
+        },
+    ),
+    "cohere": (
+        "cohere",
+        {k: v for k, v in _LLAMA.items() if k != "head_dim"} | {"logit_scale": 0.0625, "use_qk_norm": False},
+    ),
+    "phi": ("phi", {k: v for k, v in _LLAMA.items() if k != "head_dim"} | {"partial_rotary_factor": 0.5}),
+    "stablelm": ("stablelm", {k: v for k, v in _LLAMA.items() if k != "head_dim"} | {"partial_rotary_factor": 0.5}),
+}
+
+
+def build(family: str, dtype: torch.dtype = torch.float32, seed: int = 0, **changes: Any) -> nn.Module:
+    """A tiny model of `family` in eval mode; `changes` go to its config."""
+    model_type, fields = FAMILIES[family]
+    torch.manual_seed(seed)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[model_type](**fields, **changes))
+    finally:
+        torch.set_default_dtype(before)
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        randomize(name, parameter, generator)
+    return model.to(dtype).eval().requires_grad_(False)
+
+
+def randomize(name: str, parameter: nn.Parameter, generator: torch.Generator) -> None:
+    """Norm gains around their start, biases and matrices large enough that every term matters."""
+    noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(parameter.dtype)
+    with torch.no_grad():
+        if parameter.ndim >= 2:
+            parameter.copy_(noise / parameter.shape[-1] ** 0.5)
+        elif name.endswith("bias"):
+            parameter.copy_(0.3 * noise)
+        else:
+            parameter.add_(0.3 * noise)
+
+
+Builder = Callable[..., nn.Module]
