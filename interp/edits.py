@@ -25,13 +25,17 @@ class Edit:
         """The tensor that this edit carries, whose last axis must be as wide as the point."""
         return None
 
-    def change(self, value: Tensor) -> Tensor:
-        """The new value of `value`, [..., width]."""
+    def by_position(self, n_axes: int) -> bool:
+        """Whether the tensor has a row of its own for every position, at a point with `n_axes` axes per position."""
+        return False
+
+    def change(self, value: Tensor, positions: Tensor) -> Tensor:
+        """The new value of `value`, [pos, ..., width], whose rows stand at the absolute `positions`, [pos]."""
         raise UserError(f"{type(self).__name__} says where to edit but not how; use Add, Scale, Replace or Ablate.")
 
     def apply(self, value: Tensor, positions: Tensor) -> Tensor:
         """`value` ([pos, ..., width]) changed where its absolute `positions` ([pos]) are selected."""
-        new = self.change(value)
+        new = self.change(value, positions)
         if self.positions is None:
             return new
         chosen = torch.isin(positions, torch.tensor(self.positions, device=positions.device))
@@ -40,7 +44,7 @@ class Edit:
 
 @dataclass(frozen=True, eq=False)
 class Add(Edit):
-    """value + scale · vector; `vector` is [width]."""
+    """value + scale · vector; `vector` is [width], or [heads, width] where the point has heads."""
 
     vector: Tensor
     scale: float = 1.0
@@ -49,7 +53,7 @@ class Add(Edit):
     def tensor(self) -> Tensor:
         return self.vector
 
-    def change(self, value: Tensor) -> Tensor:
+    def change(self, value: Tensor, positions: Tensor) -> Tensor:
         return value + self.scale * self.vector.to(value)
 
 
@@ -59,13 +63,13 @@ class Scale(Edit):
 
     factor: float
 
-    def change(self, value: Tensor) -> Tensor:
+    def change(self, value: Tensor, positions: Tensor) -> Tensor:
         return value * self.factor
 
 
 @dataclass(frozen=True, eq=False)
 class Replace(Edit):
-    """A new value, [width] or [pos, width]: one row for every position that the point has in the pass."""
+    """A new value: [width] for all positions, or [pos, width], whose row p is for the absolute position p."""
 
     value: Tensor
 
@@ -73,15 +77,21 @@ class Replace(Edit):
     def tensor(self) -> Tensor:
         return self.value
 
-    def change(self, value: Tensor) -> Tensor:
-        return self.value.to(value).expand_as(value)
+    def by_position(self, n_axes: int) -> bool:
+        return self.value.ndim == n_axes + 1
+
+    def change(self, value: Tensor, positions: Tensor) -> Tensor:
+        new = self.value.to(value)
+        if self.by_position(value.ndim - 1):
+            new = new[positions.clamp(max=len(new) - 1)]  # rows beyond the last are unselected positions
+        return new.expand_as(value)
 
 
 @dataclass(frozen=True, eq=False)
 class Ablate(Edit):
     """Zero."""
 
-    def change(self, value: Tensor) -> Tensor:
+    def change(self, value: Tensor, positions: Tensor) -> Tensor:
         return torch.zeros_like(value)
 
 

@@ -38,6 +38,14 @@ class AttributionConfig:
     max_feature_nodes: int = 8192
     """Features whose own inputs are computed: those with the largest direct effect on the logits."""
 
+    def __post_init__(self) -> None:
+        if self.max_logits < 1:
+            raise UserError(f"A graph explains at least one logit; max_logits is {self.max_logits}.")
+        if self.max_feature_nodes < 0:
+            raise UserError(f"max_feature_nodes counts features; {self.max_feature_nodes} is below 0.")
+        if not 0 < self.logit_mass <= 1:
+            raise UserError(f"logit_mass is a probability above 0 and up to 1; got {self.logit_mass}.")
+
 
 class _Layout:
     """Where each node stands in the table."""
@@ -119,7 +127,7 @@ class AttributionComputer:
             bad = [t for t in self.config.target_tokens if not 0 <= t < len(logits)]
             if bad:
                 raise UserError(f"Target token {bad[0]} is outside the vocabulary of {len(logits)} tokens.")
-            chosen = list(self.config.target_tokens)
+            chosen = list(dict.fromkeys(self.config.target_tokens))
         else:
             top = probabilities.topk(min(self.config.max_logits, len(logits)))
             enough = int((top.values.cumsum(0) < self.config.logit_mass).sum()) + 1

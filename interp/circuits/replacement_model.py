@@ -11,6 +11,7 @@ transcoders were not trained on no latent fires and the whole MLP output is the 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -24,6 +25,11 @@ from interp.models.anatomy import Head, Refusal
 from interp.models.norms import Norm
 from interp.models.weights import BlockWeights, NormWeights, norm_weights
 from interp.points import Address
+
+LayerKey = TypeVar("LayerKey", bound=int | str | Address)
+
+EXACT = ("float32", "float64")
+"""Dtypes in which edges sum to what they explain."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,14 +81,23 @@ class ReplacementModel:
     """A loaded model and one transcoder per layer, `mlp_in` to raw `mlp_out`.
 
     `transcoders` are keyed by layer number, by Address or by its text (`mlp_in.3`). Raises `UserError` for transcoders
-    of another model, of other points or widths, or missing layers; `PointRefused` where a block's value path is not
-    linear once its attention pattern is frozen.
+    of another model, of other points or widths, or missing layers, and for a model in less than float32, whose own sums
+    are too coarse to be explained; `PointRefused` where a block's value path is not linear once its attention pattern
+    is frozen. The transcoders are moved to the model's device and dtype and put into evaluation mode.
     """
 
-    def __init__(self, engine: EagerEngine, transcoders: Mapping[int | str | Address, Transcoder]) -> None:
+    def __init__(self, engine: EagerEngine, transcoders: Mapping[LayerKey, Transcoder]) -> None:
         self.engine = engine
         n_layers = engine.model.n_layers
+        if engine.model.dtype not in EXACT:
+            raise UserError(
+                f"{engine.model.name} runs in {engine.model.dtype}, too coarse for exact attribution; load it with "
+                "dtype float32."
+            )
+        self._check_trunk()
         self.transcoders = {_layer(key): transcoder for key, transcoder in transcoders.items()}
+        if len(self.transcoders) < len(transcoders):
+            raise UserError("Two keys name one layer; give each layer one transcoder.")
         missing = sorted(set(range(n_layers)) - set(self.transcoders))
         if missing:
             raise UserError(f"{engine.model.name} has {n_layers} layers; layer {missing[0]} has no transcoder.")
@@ -93,8 +108,21 @@ class ReplacementModel:
             )
         for layer, transcoder in self.transcoders.items():
             self._check(layer, transcoder)
-            transcoder.to(device=engine.device, dtype=getattr(torch, engine.model.dtype)).requires_grad_(False)
+            transcoder.eval().requires_grad_(False)
+            transcoder.to(device=engine.device, dtype=getattr(torch, engine.model.dtype))
         self.blocks = [self._weights(layer) for layer in range(n_layers)]
+
+    def _check_trunk(self) -> None:
+        anatomy = self.engine.anatomy
+        needed = [Address("resid_pre", 0), Address("lm_head"), Address("logits")]
+        if isinstance(anatomy.final_norm, Norm):
+            needed.append(Address("final_norm_scale"))
+        for address in needed:
+            tap = anatomy.tap(address)
+            if isinstance(tap, Refusal):
+                raise PointRefused(
+                    f"{self.engine.model.name} has no frozen linear form: {address} is not there: {tap.reason}."
+                )
 
     def _check(self, layer: int, transcoder: Transcoder) -> None:
         config, model = transcoder.config, self.engine.model

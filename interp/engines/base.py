@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -98,6 +98,7 @@ class Support:
     """Why not, in one sentence; empty where both hold."""
 
 
+@runtime_checkable
 class Engine(Protocol):
     """A loaded model that runs Requests."""
 

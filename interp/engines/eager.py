@@ -114,9 +114,6 @@ class EagerEngine:
         tap = self.anatomy.tap(address)
         if isinstance(tap, Refusal):
             raise refused(address, tap)
-        heads = self.model.n_kv_heads if "kv_heads" in POINTS[address.name].shape else self.model.n_heads
-        if address.head is not None and not 0 <= address.head < heads:
-            raise UserError(f"{address.whole} has heads 0 to {heads - 1}; head {address.head} does not exist.")
         return tap
 
     def _editable(self, edit: Edit, length: int) -> Tap:
@@ -125,9 +122,7 @@ class EagerEngine:
         if isinstance(writable, Refusal):
             nearest = f" Nearest: {', '.join(writable.nearest)}." if writable.nearest else ""
             raise PointRefused(f"{edit.at} can be read but not written: {writable.reason}.{nearest}")
-        width = self._width(edit.at)
-        if edit.tensor is not None and width is not None and edit.tensor.shape[-1] != width:
-            raise UserError(f"The tensor for {edit.at} is {edit.tensor.shape[-1]} wide, but the point is {width} wide.")
+        self._check_tensor(edit, length)
         beyond = [p for p in edit.positions or () if not 0 <= p < length]
         if beyond:
             raise UserError(
@@ -135,10 +130,36 @@ class EagerEngine:
             )
         return writable
 
-    def _width(self, address: Address) -> int | None:
-        axis = POINTS[address.name].shape[-1]
-        sizes = {"d_model": self.model.d_model, "d_head": self.model.d_head, "d_vocab": self.model.d_vocab}
-        return sizes.get(axis) or (self.model.d_mlp or None if axis == "d_mlp" else None)
+    def _check_tensor(self, edit: Edit, length: int) -> None:
+        """Raises `UserError` where the edit's tensor does not fit the point's shape per token, or has too few rows."""
+        if edit.tensor is None:
+            return
+        given, at = list(edit.tensor.shape), edit.at
+        shape = [self._size(axis, at.layer) for axis in POINTS[at.name].shape]
+        if at.head is not None:
+            del shape[0]
+        if not given or given[-1] != (shape[-1] or given[-1]):
+            width = given[-1] if given else 0
+            raise UserError(f"The tensor for {at} is {width} wide, but the point is {shape[-1]} wide.")
+        rows = given.pop(0) if edit.by_position(len(shape)) else None
+        if len(given) > len(shape) or any(n != (size or n) for n, size in zip(given[::-1], shape[::-1], strict=False)):
+            raise UserError(
+                f"The tensor for {at} has shape {list(edit.tensor.shape)}, but the point is {shape} per position."
+            )
+        last = length - 1 if edit.positions is None else max(edit.positions, default=-1)
+        if rows is not None and last >= rows:
+            raise UserError(
+                f"The tensor for {at} has {rows} rows, one per position from 0, but the edit reaches position {last}."
+            )
+
+    def _size(self, axis: str, layer: int | None) -> int | None:
+        """How long an axis is; None where it is not known before the model runs."""
+        if axis == "d_mlp" and layer is not None:
+            neurons = self.anatomy.blocks[layer].neurons
+            return None if isinstance(neurons, Refusal) else neurons.down.weight.shape[1]
+        model = self.model
+        sizes = {"d_model": model.d_model, "d_head": model.d_head, "d_vocab": model.d_vocab}
+        return (sizes | {"heads": model.n_heads, "kv_heads": model.n_kv_heads}).get(axis)
 
     def _prompt(self, request: Request) -> list[int]:
         return self._ids(request.tokens) if isinstance(request.tokens, str) else [int(t) for t in request.tokens]
@@ -222,7 +243,10 @@ class EagerEngine:
             if all(_finished(new[row], request, stop) for row, request in enumerate(requests)):
                 return new, kept
             tokens = chosen[:, None]
+            # Rows that are finished ride along until the last one is; their positions must stay inside the context.
             positions = positions[:, -1:] + 1
+            if self.model.n_ctx is not None:
+                positions = positions.clamp(max=self.model.n_ctx - 1)
             if mask is not None:
                 mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=-1)
 

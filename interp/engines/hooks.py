@@ -14,7 +14,9 @@ from interp.errors import InterpError
 from interp.models.anatomy import Tap
 from interp.models.attention import AttentionCall, observed
 from interp.models.probe import Key
-from interp.points import Address
+from interp.points import POINTS, Address
+
+_ORDER = {name: place for place, name in enumerate(POINTS)}
 
 
 @dataclass
@@ -39,7 +41,9 @@ class Session:
     """The taps of one batch; `captured` collects one copy per pass and point, [batch, pos, ...]."""
 
     def __init__(self, uses: Sequence[Use]) -> None:
-        self.uses = uses
+        # Points that share a tensor (mlp_out and mlp_out_post where nothing stands between) are visited in the order of
+        # the table, which is that of the forward pass: an edit at the first shows at the second, never the other way.
+        self.uses = sorted(uses, key=lambda use: _ORDER[use.address.name])
         self.captured: dict[Address, list[Tensor]] = defaultdict(list)
         self.now: Pass | None = None
 

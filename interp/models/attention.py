@@ -46,10 +46,12 @@ class _Softmax(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _observed(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any):
+def _observed(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
+):
     eager = sys.modules[type(module).__module__].eager_attention_forward
     with _Softmax() as softmax:
-        output, probs = eager(module, query, key, value, mask, **kwargs)
+        output, probs = eager(module, query, key, value, attention_mask, **kwargs)
     call = AttentionCall(query, key, value, softmax.argument, probs, output)
     for watcher in _watchers.get():
         watcher(module, call)

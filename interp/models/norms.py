@@ -23,9 +23,9 @@ class Norm:
 
     @property
     def gain(self) -> Tensor:
-        """Effective gain, [d]; ones where the norm has no weight."""
+        """Effective gain, [d], in float32 at least: in bfloat16, 1 + weight would be rounded. Ones without a weight."""
         weight = getattr(self.module, "weight", None)
-        return torch.ones(()) if weight is None else weight + self.gain_offset
+        return torch.ones(()) if weight is None else weight.to(_wide(weight)) + self.gain_offset
 
     @property
     def bias(self) -> Tensor | None:
@@ -51,7 +51,10 @@ def _wide(x: Tensor) -> torch.dtype:
 
 
 def classify(path: str, module: nn.Module, x: Tensor, y: Tensor) -> Norm | None:
-    """The Norm that turns `x` into `y` ([..., d] both), or None if none of the known formulas does."""
+    """The Norm that turns `x` into `y` ([..., d] both), or None if none of the known formulas does.
+
+    Of the formulas that fit within rounding the closest is taken: in bfloat16 a wrong epsilon or gain may fit too.
+    """
     if x.shape != y.shape or not x.is_floating_point() or any(True for _ in module.children()):
         return None
     parameters = dict(module.named_parameters(recurse=False))
@@ -59,6 +62,7 @@ def classify(path: str, module: nn.Module, x: Tensor, y: Tensor) -> Norm | None:
     if any(p.shape != x.shape[-1:] for p in parameters.values()) or set(parameters) - {"weight", "bias"}:
         return None
     tolerance = 64 * torch.finfo(x.dtype).eps * y.abs().amax().double()
+    closest: tuple[float, Norm] | None = None
     for eps in _epsilons(module):
         for centred in (False, True):
             for offset in (0.0, 1.0) if weight is not None else (0.0,):
@@ -66,9 +70,11 @@ def classify(path: str, module: nn.Module, x: Tensor, y: Tensor) -> Norm | None:
                 fitted = norm.normalized(x).double() * norm.gain.double()
                 if bias is not None:
                     fitted = fitted + bias.double()
-                if (fitted - y.double()).abs().amax() <= tolerance:
-                    return norm
-    return None
+                difference = float((fitted - y.double()).square().mean())
+                fits = (fitted - y.double()).abs().amax() <= tolerance
+                if fits and (closest is None or difference < closest[0]):
+                    closest = (difference, norm)
+    return None if closest is None else closest[1]
 
 
 def _epsilons(module: nn.Module) -> list[float]:

@@ -71,6 +71,7 @@ class Trace:
         self.memo: dict[tuple[str, int], Any] = {}
         """What was worked out about calls, by question and call order."""
         self._node: dict[int, int] = {}
+        self._overwritten: list[Tensor] = []
         self._by_path: dict[str, list[Call]] = defaultdict(list)
         self._returned: dict[int, list[Call]] = defaultdict(list)
 
@@ -95,6 +96,11 @@ class Trace:
             self.producer[node] = op
         for node in inputs:
             self.consumers[node].append(op)
+
+    def preserve(self, tensor: Tensor) -> None:
+        """Keep what `tensor` holds now as its node's value: an operation is about to overwrite it in place."""
+        self._overwritten.append(tensor)
+        self.value[self.node(tensor)] = tensor.clone()
 
     def _refer(self, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -235,6 +241,9 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        for argument, value in zip(func._schema.arguments, args, strict=False):
+            if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, Tensor):
+                self.trace.preserve(value)
         result = func(*args, **kwargs)
         self.trace.record(func, args, kwargs, result)
         return result

@@ -2,7 +2,7 @@
 
 Each equation gives a left side, a right side and the magnitude of what was summed; the difference is stated in units of
 the dtype's epsilon times that magnitude. A sum of n rounded terms errs by at most lambda·sqrt(n) units with
-overwhelming probability (Higham and Mary, "A New Approach to Probabilistic Rounding Error Analysis", 2019); lambda is 4.
+overwhelming probability (Higham and Mary, A New Approach to Probabilistic Rounding Error Analysis, 2019); lambda is 4.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -64,12 +64,22 @@ def needed(anatomy: Anatomy) -> list[Address]:
 def check(anatomy: Anatomy, prompts: list[Captured]) -> list[Claim]:
     """All claims, each at its worst over `prompts` (captures of `needed`, one mapping per prompt)."""
     worst: dict[tuple[str, str, int | None], Claim] = {}
-    for captured in prompts:
+    for captured in (_joined(prompts), *map(_mixing, prompts)):
         for claim in _claims(anatomy, captured):
             key = (claim.proof, claim.equation, claim.layer)
             if key not in worst or not claim.difference <= worst[key].difference:
                 worst[key] = claim
     return list(worst.values())
+
+
+def _joined(prompts: list[Captured]) -> Captured:
+    """What holds position by position, all prompts' positions in one tensor: each weight is then read once."""
+    return {a: torch.cat([p[a] for p in prompts]) for a in prompts[0] if "query" not in POINTS[a.name].shape}
+
+
+def _mixing(captured: Captured) -> Captured:
+    """What mixes the positions of one prompt."""
+    return {a: captured[a] for a in captured if a.name in ("attn_scores", "attn_probs", "value", "z")}
 
 
 def _claims(anatomy: Anatomy, captured: Captured) -> Iterator[Claim]:
@@ -90,17 +100,21 @@ def _claims(anatomy: Anatomy, captured: Captured) -> Iterator[Claim]:
         for proof, equation, points, sides in _block_equations(block, at):
             yield from claim(proof, equation, layer, points, sides)
         if layer + 1 < len(anatomy.blocks):
-            equation = "resid_post.l = resid_pre.(l+1)"
-            yield from claim("P2", equation, layer, "resid_post", _same(at("resid_post"), get("resid_pre", layer + 1)))
+            sides = _same(at("resid_post"), get("resid_pre", layer + 1))
+            yield from claim("P2", "resid_post.l = resid_pre.(l+1)", layer, "resid_post", sides)
+            yield from claim("P2", "resid_pre.l = resid_post.(l-1)", layer + 1, "resid_pre", sides)
     yield from claim("P2", "embedding terms sum to resid_pre.0", None, "embeddings", _embedding(anatomy, get))
-    yield from claim(
-        "P4", "lm_head(final_norm(resid_post.last)) = logits", None, "final_norm lm_head logits", _head(anatomy, get)
-    )
+    for equation, points, sides in _head(anatomy, get):
+        yield from claim("P4", equation, None, points, sides)
     if isinstance(anatomy.final_norm, Norm):
         last = get("resid_post", len(anatomy.blocks) - 1)
         sides = _norm(anatomy.final_norm, last, get("final_normalized"), get("final_norm_scale"), get("final_norm"))
         yield from claim(
-            "P8", "final_normalized · gain + bias = final_norm", None, "final_normalized final_norm_scale", sides
+            "P8",
+            "final_normalized · gain + bias = final_norm",
+            None,
+            "final_norm final_normalized final_norm_scale",
+            sides,
         )
 
 
@@ -108,15 +122,25 @@ def _block_equations(block: Block, at: Callable[[str], Tensor | None]) -> Iterat
     """(proof, equation, points vouched for, sides) of one block."""
     if block.parallel:
         sides = _sum(at("resid_post"), at("resid_pre"), at("attn_out_post"), at("mlp_out_post"))
-        yield "P1", "resid_pre + attn_out_post + mlp_out_post = resid_post", "attn_out_post mlp_out_post", sides
+        yield (
+            "P1",
+            "resid_pre + attn_out_post + mlp_out_post = resid_post",
+            "attn_out_post mlp_out_post resid_post",
+            sides,
+        )
     elif isinstance(block.mid, Refusal):
         for name in ("attn_out_post", "mlp_out_post"):
-            yield "P1", f"resid_pre + {name} = resid_post", name, _sum(at("resid_post"), at("resid_pre"), at(name))
+            yield (
+                "P1",
+                f"resid_pre + {name} = resid_post",
+                f"{name} resid_post",
+                _sum(at("resid_post"), at("resid_pre"), at(name)),
+            )
     else:
         sides = _sum(at("resid_mid"), at("resid_pre"), at("attn_out_post"))
         yield "P1", "resid_pre + attn_out_post = resid_mid", "attn_out_post resid_mid", sides
         sides = _sum(at("resid_post"), at("resid_mid"), at("mlp_out_post"))
-        yield "P1", "resid_mid + mlp_out_post = resid_post", "mlp_out_post", sides
+        yield "P1", "resid_mid + mlp_out_post = resid_post", "mlp_out_post resid_post", sides
     for name, sublayer in (("attn", block.attn), ("mlp", block.mlp)):
         if isinstance(sublayer, Sublayer):
             yield from _sublayer_equations(name, block, sublayer, at)
@@ -245,28 +269,30 @@ def _embedding(anatomy: Anatomy, get: Callable[..., Tensor | None]) -> Sides | N
     return _same(first, value)
 
 
-def _head(anatomy: Anatomy, get: Callable[..., Tensor | None]) -> Sides | None:
+def _head(anatomy: Anatomy, get: Callable[..., Tensor | None]) -> Iterator[tuple[str, str, Sides | None]]:
+    """(equation, points vouched for, sides): the unembedding's own output, then what scale and cap make of it."""
     head, norm, last = anatomy.head, anatomy.final_norm, get("resid_post", len(anatomy.blocks) - 1)
     logits = get("logits")
     if isinstance(head, Refusal) or last is None or logits is None:
-        return None
+        return
     x = last
     if isinstance(norm, Norm):
         x = norm.normalized(last) * norm.gain.double() + (0.0 if norm.bias is None else norm.bias.double())
     weight, bias = head.linear.weight, head.linear.bias
-    own, magnitude = _chunked(x, weight, bias)
-    return Sides(head.logits(own), logits, magnitude * abs(head.scale), weight.shape[1])
+    own, magnitude = _products(x, weight, bias)
+    stated = get("lm_head")
+    sides = None if stated is None else Sides(own, stated, magnitude, weight.shape[1])
+    yield "W final_norm(resid_post.last) + b = lm_head", "final_norm lm_head", sides
+    sides = Sides(head.logits(own), logits, magnitude * abs(head.scale), weight.shape[1])
+    yield "lm_head(final_norm(resid_post.last)) = logits", "final_norm lm_head logits", sides
 
 
-def _chunked(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """x W^T + b and |x| |W|^T + |b| in float64, a part of the vocabulary at a time."""
-    own, magnitude = [], []
-    for start in range(0, weight.shape[0], 16384):
-        part = weight[start : start + 16384].double()
-        offset = torch.zeros(()) if bias is None else bias[start : start + 16384].double()
-        own.append(x @ part.T + offset)
-        magnitude.append(x.abs() @ part.abs().T + offset.abs())
-    return torch.cat(own, -1), torch.cat(magnitude, -1)
+def _products(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """x W^T + b in float64, some rows of W at a time, and |x| |w| + |b| with Euclidean norms, a bound of the summands."""
+    own = [x @ part.double().T for part in weight.split(16384)]
+    magnitude = torch.linalg.vector_norm(x, dim=-1)[..., None] * torch.linalg.vector_norm(weight, dim=-1).double()
+    offset = torch.zeros((), dtype=x.dtype) if bias is None else bias.double()
+    return torch.cat(own, -1) + offset, magnitude + offset.abs()
 
 
 def _sum(result: Tensor | None, *terms: Tensor | None) -> Sides | None:
@@ -288,10 +314,8 @@ def _affine(
 ) -> Sides | None:
     if x is None or y is None:
         return None
-    w = weight.double()
-    offset = torch.zeros(()) if bias is None else bias.double()
-    left = (x @ w.T + offset) * factor
-    return Sides(left, y, (x.abs() @ w.abs().T + offset.abs()) * abs(factor), weight.shape[1])
+    left, magnitude = _products(x, weight, bias)
+    return Sides(left * factor, y, magnitude * abs(factor), weight.shape[1])
 
 
 def _head_sum(shares: Tensor | None, whole: Sides | None, bias: Tensor | None) -> Sides | None:
@@ -308,13 +332,11 @@ def _norm(
     if x is None or normalized is None or scale is None or y is None:
         return None
     centre = x.mean(-1, keepdim=True) if norm.centred else torch.zeros(())
+    summed = x.abs() + (x.abs().mean(-1, keepdim=True) if norm.centred else 0.0)
     gain, bias = norm.gain.double(), torch.zeros(()) if norm.bias is None else norm.bias.double()
-    ours = (x - centre) / scale
-    left = ours * gain + bias
-    magnitude = (
-        (x.abs() + centre.abs()) / scale * gain.abs() + bias.abs() + (normalized - ours).abs() * gain.abs()
-    ) * abs(factor)
-    return Sides(left * factor, y, magnitude, 8)
+    left = (torch.stack([(x - centre) / scale, normalized]) * gain + bias) * factor
+    magnitude = (summed / scale * gain.abs() + bias.abs()) * abs(factor)
+    return Sides(left, y.expand_as(left), magnitude.expand_as(left), 8)
 
 
 def _difference(sides: Sides, epsilon: float) -> float:

@@ -6,7 +6,7 @@ from typing import TypeVar
 from interp.models.anatomy import Anatomy, Block, Mixer, Neurons, Refusal, Sublayer, Tap
 from interp.models.norms import Norm
 from interp.models.transforms import HeadOutputs, HeadsFirst, Normalized, NormScale
-from interp.points import Address
+from interp.points import POINTS, Address
 
 Role = TypeVar("Role")
 NO_NORM = "no norm stands there in this model"
@@ -14,13 +14,20 @@ NO_NORM = "no norm stands there in this model"
 
 def tap_of(anatomy: Anatomy, address: Address) -> Tap | Refusal:
     """The Tap of `address`, or the Refusal that says why there is none."""
+    if address.stream is not None:
+        return Refusal("this trunk is one stream, not several", (str(address.whole),))
     if address.layer is None:
         return _trunk_tap(anatomy, address.name)
     if address.layer >= len(anatomy.blocks):
         return Refusal(
             f"the model has layers 0 to {len(anatomy.blocks) - 1}", (f"{address.name}.{len(anatomy.blocks) - 1}",)
         )
-    found = _block_tap(anatomy.blocks[address.layer], address.name)
+    block = anatomy.blocks[address.layer]
+    found = _block_tap(block, address.name)
+    if address.head is not None and isinstance(found, Tap) and isinstance(block.mixer, Mixer):
+        heads = block.mixer.n_kv_heads if "kv_heads" in POINTS[address.name].shape else block.mixer.n_heads
+        if address.head >= heads:
+            return Refusal(f"the point has heads 0 to {heads - 1}", (f"{address.whole}.head-{heads - 1}",))
     if isinstance(found, Refusal):
         return Refusal(found.reason, tuple(f"{name}.{address.layer}" for name in found.nearest))
     return found

@@ -4,7 +4,7 @@ Tensors have leading axes [batch, pos]; a step turns the module's trailing axes 
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from interp.models.norms import Norm
 
 
+@runtime_checkable
 class Step(Protocol):
     """One reversible or read-only piece of a Tap."""
 

@@ -69,6 +69,16 @@ def block_weights(anatomy: Anatomy, layer: int) -> BlockWeights | Refusal:
     mixer, attn, mlp = block.mixer, block.attn, block.mlp
     if not (isinstance(mixer, Mixer) and isinstance(attn, Sublayer) and isinstance(mlp, Sublayer)):
         return Refusal("the block has no attention and MLP of the known kinds")
+    norms = {
+        "attn_norm_scale": attn.pre_norm,
+        "attn_post_norm_scale": attn.post_norm,
+        "mlp_norm_scale": mlp.pre_norm,
+        "mlp_post_norm_scale": mlp.post_norm,
+    }
+    for name, norm in norms.items():
+        tap = anatomy.tap(Address(name, layer))
+        if norm is not None and isinstance(tap, Refusal):
+            return Refusal(f"{name}.{layer} is not there: {tap.reason}")
     if isinstance(mixer.value_weight, Refusal):
         return mixer.value_weight
     if isinstance(mixer.output, Refusal):

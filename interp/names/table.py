@@ -63,9 +63,14 @@ NAMES = (
 
 
 def names_of(address: Address | str, tool: str) -> list[str]:
-    """Every name that `tool` has for `address`; empty where it has none that holds on every family."""
+    """Every name that `tool` has for `address`; empty where it has none that holds on every family.
+
+    No tool's name here picks one head or one stream, so an Address that does has none.
+    """
     address = Address.parse(address)
     _check(tool)
+    if address != address.whole:
+        return []
     found = [name.pattern for name in NAMES if name.tool == tool and name.point == address.name]
     return [pattern.format(l=address.layer) for pattern in found]
 
@@ -91,5 +96,5 @@ def _match(pattern: str, name: str) -> int | None:
     if not mark:
         return 0 if name == pattern else None
     middle = name[len(before) : len(name) - len(after)] if after else name[len(before) :]
-    fits = name.startswith(before) and name.endswith(after) and middle.isdigit()
+    fits = name.startswith(before) and name.endswith(after) and middle.isdecimal()
     return int(middle) if fits else None

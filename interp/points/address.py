@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass
-from typing import Self
 
 from interp.errors import UserError
 from interp.points.table import POINTS, nearest_names
@@ -39,10 +38,10 @@ class Address:
             raise UserError(f"{self.name} has no stream axis: its shape per token is {point.shape_text}.")
 
     @classmethod
-    def parse(cls, text: "str | Address") -> Self:
+    def parse(cls, text: "str | Address") -> "Address":
         """The Address that `text` writes; an Address passes through. Raises `UserError` on anything else."""
         if isinstance(text, Address):
-            return text  # type: ignore[return-value]
+            return text
         match = _TEXT.fullmatch(text)
         if match is None:
             raise UserError(f"{text!r} is no address; write a point and a layer, as in mlp_out_post.4 or z.3.head-2.")

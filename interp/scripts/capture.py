@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from interp.scripts.console import say
+from interp.scripts.console import check_output, say
 
 
 @dataclass
@@ -32,11 +32,10 @@ class CaptureCommand:
 
 def run(config: CaptureCommand) -> None:
     """Write the file and say what is in it."""
-    from interp.files import check_writable
     from interp.points import Address
 
     addresses = [Address.parse(point) for point in config.points]
-    check_writable(config.out.parent)
+    check_output(config.out.parent)
     import torch
     from safetensors.torch import save_file
 

@@ -4,7 +4,8 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TypeVar
 
 from rich.console import Console
@@ -44,6 +45,20 @@ def finish(run: Callable[[Config], int | None], config: Config) -> None:
         print("Interrupted; finished parts are kept.", file=sys.stderr)  # noqa: T201
         status = 130
     sys.exit(status)
+
+
+def check_output(folder: Path) -> None:
+    """`UserError` where nothing can be written to `folder`. A folder made for the proof goes again.
+
+    So that bad input, which may show only after a model is loaded, leaves nothing behind.
+    """
+    from interp.files import check_writable
+
+    made = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
+    check_writable(folder)
+    for path in made:
+        with suppress(OSError):
+            path.rmdir()
 
 
 def quiet_libraries() -> None:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from interp.scripts.console import console, say
+from interp.scripts.console import check_output, console, say
 from interp.scripts.doctor import print_claims, summary
 from interp.scripts.train_transcoders import train
 
@@ -20,7 +20,7 @@ class Demo:
 
     model: str = "gemma-3-270m"
     """Packaged name (gemma-3-270m, smollm2-135m-instruct), checkpoint directory, GGUF file or hub id."""
-    prompt: str = "The capital of France is"
+    prompt: str = "Paris is the capital of"
     """Text whose next token is explained."""
     text: Path | None = None
     """Text to train on (.txt, .jsonl, .parquet or a folder); the shipped public-domain sample if left out."""
@@ -36,11 +36,9 @@ class Demo:
 
 def run(config: Demo) -> None:
     """The five steps."""
-    from interp.files import check_writable
-
     started = time.perf_counter()
-    check_writable(config.output_dir)
-    text = _text(config)
+    check_output(config.output_dir)
+    documents = _documents(config)
     with _step("Model", "find the checkpoint, convert it once to a plain directory, load it"):
         from interp.engines.load import load_model
 
@@ -51,7 +49,7 @@ def run(config: Demo) -> None:
     folder = config.output_dir / ("transcoders-quick" if config.quick else "transcoders")
     folder = folder / engine.model.name.replace("/", "--")
     with _step("Transcoders", "harvest mlp_in and mlp_out of every layer in one pass, train a transcoder per layer"):
-        train(engine, _training(config), text, folder)
+        train(engine, _training(config), documents, folder)
     with _step("Circuit", f"replace the MLPs, trace {config.prompt!r} to what feeds its next token"):
         _circuit(config, engine, folder)
     say(f"Done in {time.perf_counter() - started:.0f} s. Open {config.output_dir / 'graph.html'} in a browser.")
@@ -66,17 +64,11 @@ def _step(name: str, what: str) -> Iterator[None]:
     say(f"{name}: {time.perf_counter() - started:.1f} s.")
 
 
-def _text(config: Demo) -> Path:
+def _documents(config: Demo) -> list[str]:
     """The text to train on, checked before anything slow begins."""
-    from interp.errors import UserError
-
-    text = config.text or Path(__file__).parents[1] / "data" / "sample.txt.gz"
-    if not text.exists():
-        raise UserError(f"There is no text at {text}; give a local file or folder.")
     from interp.training import read_documents
 
-    read_documents(text)
-    return text
+    return read_documents(config.text or Path(__file__).parents[1] / "data" / "sample.txt.gz")
 
 
 def _training(config: Demo):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from interp.scripts.console import bars, run_command, say
+from interp.scripts.console import bars, check_output, run_command, say
 
 
 @dataclass
@@ -40,9 +40,7 @@ class Trace:
 
 def run(config: Trace) -> None:
     """Write `{output_name}.json`, and `{output_name}.html` if asked."""
-    from interp.files import check_writable
-
-    check_writable(config.output_dir)
+    check_output(config.output_dir)
     from interp.circuits.attribution import AttributionConfig
     from interp.dictionaries import load_dictionaries
     from interp.engines.load import load_model

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from interp.scripts.console import bars, console, run_command, say
+from interp.scripts.console import bars, check_output, console, run_command, say
 
 
 @dataclass
@@ -48,8 +48,7 @@ def run(config: TrainTranscoders) -> None:
     """Train, and print the table of what each layer scored on held-out text."""
     from interp.engines.load import load_model
     from interp.errors import UserError
-    from interp.files import check_writable
-    from interp.training.config import TranscoderTrainingConfig
+    from interp.training import TranscoderTrainingConfig, read_documents
 
     if config.train_all == bool(config.layers):
         raise UserError("Name the layers with --layers, or train every one with --train_all.")
@@ -65,14 +64,13 @@ def run(config: TrainTranscoders) -> None:
         batch_size=config.batch_size,
         seed=config.seed,
     )
-    check_writable(config.checkpoint_dir)
-    if not Path(config.dataset_name).exists():
-        raise UserError(f"There is no text at {config.dataset_name}; give a local file or folder.")
+    check_output(config.checkpoint_dir)
+    documents = read_documents(config.dataset_name, config.text_column)
     engine = load_model(config.model_path, device=config.device, dtype=config.dtype, report=say)
-    train(engine, training, Path(config.dataset_name), config.checkpoint_dir, config.text_column)
+    train(engine, training, documents, config.checkpoint_dir)
 
 
-def train(engine, training, text: Path, out_dir: Path, text_column: str = "text") -> None:
+def train(engine, training, documents: list[str], out_dir: Path) -> None:
     """Harvest, train and evaluate with progress bars, then print the table."""
     from interp.training import Trainer
 
@@ -80,10 +78,9 @@ def train(engine, training, text: Path, out_dir: Path, text_column: str = "text"
         trainer = Trainer(
             training,
             engine,
-            text,
+            documents,
             out_dir,
             progress=lambda p: update(p.stage, p.done, p.total, p.unit),
-            text_column=text_column,
         )
         reports = trainer.fit()
     print_reports(reports)

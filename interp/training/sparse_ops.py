@@ -89,14 +89,15 @@ def sum_by_latent(
 def _rows_dot(W: Tensor, indices: Tensor, rows: Tensor) -> Tensor:
     """W[indices[b, j]] · rows[b], as [tokens, k]."""
     tokens, k = indices.shape
+    order = indices.argsort(-1)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse")  # said once per process: the layout is in beta
         pattern = torch.sparse_csr_tensor(
             torch.arange(0, tokens * k + 1, k, device=W.device),
-            indices.sort(-1).values.flatten(),
+            indices.gather(-1, order).flatten(),
             torch.zeros(tokens * k, dtype=W.dtype, device=W.device),
             (tokens, len(W)),
             check_invariants=False,
         )
     dots = torch.sparse.sampled_addmm(pattern, rows, W.T, beta=0).values().view(tokens, k)
-    return torch.empty_like(dots).scatter_(-1, indices.argsort(-1), dots)
+    return torch.empty_like(dots).scatter_(-1, order, dots)

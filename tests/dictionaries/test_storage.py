@@ -68,7 +68,9 @@ def test_thresholds_stay_float32_in_any_dtype(tmp_path: Path) -> None:
     threshold = loaded.get_parameter("activation.threshold")
     assert threshold.dtype == torch.float32
     assert torch.equal(threshold, original.get_parameter("activation.threshold"))
-    assert SparseAutoencoder.load(tmp_path / "d", dtype=torch.float64).W_enc.dtype == torch.float64
+    half = SparseAutoencoder.load(tmp_path / "d", dtype=torch.float16)
+    assert half.W_enc.dtype == torch.float16
+    assert torch.equal(half.get_parameter("activation.threshold"), threshold)
 
 
 def test_files_on_disk_are_as_documented(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def test_b_dec_shifts_the_output_and_nothing_else() -> None:
     x = torch.randn(2, 4, 5)
     latents, output = transcoder.encode(x), transcoder(x)
     with torch.no_grad():
-        transcoder.b_dec += 100
+        transcoder.b_dec.add_(100)
     assert torch.equal(transcoder.encode(x), latents)
     torch.testing.assert_close(transcoder(x), output + 100, atol=1e-4, rtol=0)
 

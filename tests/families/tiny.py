@@ -44,6 +44,7 @@ _NEOX = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+_ENDS = {"bos_token_id": 1, "eos_token_id": 2}
 _SLIDING = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -73,6 +74,41 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {k: v for k, v in _LLAMA.items() if k != "head_dim"} | {"logit_scale": 0.0625, "use_qk_norm": False},
     ),
     "phi": ("phi", {k: v for k, v in _LLAMA.items() if k != "head_dim"} | {"partial_rotary_factor": 0.5}),
+    "cohere2": (
+        "cohere2",
+        {k: v for k, v in _LLAMA.items() if k != "head_dim"} | {"logit_scale": 0.0625, "sliding_window": 4},
+    ),
+    "phi3": ("phi3", {k: v for k, v in _LLAMA.items() if k != "head_dim"} | {"pad_token_id": 0}),
+    "olmo": ("olmo", {k: v for k, v in _LLAMA.items() if k != "head_dim"}),
+    "qwen3_moe": (
+        "qwen3_moe",
+        _LLAMA
+        | {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 36,
+            "decoder_sparse_step": 2,
+            "experts_implementation": "eager",
+        },
+    ),
+    "gptj": ("gptj", _GPT2 | {"rotary_dim": 4}),
+    "opt": (
+        "opt",
+        {k: v for k, v in _LLAMA.items() if k not in ("head_dim", "intermediate_size", "num_key_value_heads")}
+        | {"ffn_dim": D_MLP, "word_embed_proj_dim": D_MODEL, "pad_token_id": 0},
+    ),
+    "bloom": ("bloom", {"hidden_size": D_MODEL, "n_layer": N_LAYERS, "n_head": N_HEADS, "vocab_size": D_VOCAB} | _ENDS),
+    "mpt": (
+        "mpt",
+        {"d_model": D_MODEL, "n_layers": N_LAYERS, "n_heads": 4, "vocab_size": D_VOCAB, "max_seq_len": 64}
+        | {"expansion_ratio": 2}
+        | _ENDS,
+    ),
+    "falcon": (
+        "falcon",
+        {k: v for k, v in _LLAMA.items() if k not in ("head_dim", "intermediate_size", "num_key_value_heads")}
+        | {"num_kv_heads": N_KV_HEADS, "new_decoder_architecture": True, "ffn_hidden_size": D_MLP, "bias": True},
+    ),
     "stablelm": ("stablelm", {k: v for k, v in _LLAMA.items() if k != "head_dim"} | {"partial_rotary_factor": 0.5}),
 }
 

@@ -19,7 +19,7 @@ def cut(engine: EagerEngine, documents: list[str]) -> TokenRows:
     return cut_rows(documents, engine.tokenizer, context_len=17, train_tokens=700, held_out_tokens=200)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("float16", 1e-3)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("float16", 1e-3)])
 def test_against_hooks_on_one_row_at_a_time(
     engine: EagerEngine, documents: list[str], tmp_path: Path, dtype: StoreDtype, tolerance: float
 ) -> None:

@@ -1,0 +1,30 @@
+"""nnsight#672, TransformerLens#1609: padded prompts of a model with learned positions run as they run alone."""
+
+import torch
+
+from interp.engines.base import Request
+from interp.engines.cache import run_with_cache
+from tests.families.loaded import engine
+
+
+def test_left_padding_and_gaps_move_no_position() -> None:
+    model = engine("gpt2")
+    tokens = torch.tensor([[9, 9, 9, 9, 4, 8, 15], [16, 23, 42, 4, 8, 15, 16], [5, 9, 6, 9, 9, 7, 8]])
+    mask = torch.tensor([[0, 0, 0, 0, 1, 1, 1], [1] * 7, [1, 0, 1, 0, 0, 1, 1]])
+    cache = run_with_cache(model, tokens, ["resid_pre.0", "resid_post.2", "logits"], attention_mask=mask)
+    for row in range(3):
+        real = mask[row].bool()
+        with torch.no_grad(), model.numerics():
+            alone = model.module(input_ids=tokens[row][real][None], use_cache=False).logits[0]
+        assert torch.allclose(cache["logits"][row][real], alone, rtol=0, atol=1e-12)  # type: ignore[index]
+        table = model.module.get_submodule("transformer.wpe").weight
+        words = model.module.get_submodule("transformer.wte").weight
+        first = words[tokens[row][real]] + table[: int(real.sum())]  # type: ignore[index]
+        assert torch.equal(cache["resid_pre.0"][row][real], first)  # type: ignore[index]
+
+
+def test_generation_from_unequal_prompts_continues_each_as_alone() -> None:
+    model = engine("gpt2")
+    prompts = ([4, 8, 15], [16, 23, 42, 4, 8, 15, 16])
+    together = model.run([Request(prompt, max_new_tokens=6) for prompt in prompts])
+    assert [r.tokens for r in together] == [model.run([Request(p, max_new_tokens=6)])[0].tokens for p in prompts]

@@ -1,0 +1,113 @@
+"""A prompt in a batch gives what it gives alone, wherever the padding stands; masked rows come back as NaN."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from interp.engines.base import Request
+from interp.engines.batching import pad
+from interp.engines.cache import run_with_cache
+from interp.errors import UserError
+from interp.points import POINTS
+from tests.families.loaded import F32, F64, PROMPTS, engine, readable
+from tests.families.tiny import FAMILIES
+
+SOME = ["gpt2", "opt", "llama", "gemma2", "gemma3", "cohere2", "bloom", "mpt", "falcon", "gpt_neox_parallel"]
+
+
+def close(found: Tensor, right: Tensor) -> bool:
+    return found.shape == right.shape and float((found - right).abs().max()) <= 1e-12 * (1 + float(right.abs().max()))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_point_of_a_batch_of_unequal_prompts_equals_the_solo_run(family: str) -> None:
+    model = engine(family, F64)
+    points = readable(model)
+    together = model.run([Request(prompt, capture=points, return_logits=True) for prompt in PROMPTS])
+    for prompt, result in zip(PROMPTS, together, strict=True):
+        (alone,) = model.run([Request(prompt, capture=points, return_logits=True)])
+        assert result.tokens == prompt
+        assert result.logits is not None and alone.logits is not None and close(result.logits, alone.logits)
+        for point in points:
+            assert close(result.capture[point], alone.capture[point]), point
+
+
+def rectangle(masks: list[list[int]]) -> tuple[Tensor, Tensor]:
+    """Random tokens everywhere, also where the mask hides them."""
+    mask = torch.tensor(masks)
+    return torch.randint(0, 131, mask.shape, generator=torch.Generator().manual_seed(3)), mask
+
+
+MASKS = {
+    "left": [[0, 0, 0, 1, 1, 1], [0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]],
+    "right": [[1, 1, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1], [1, 0, 0, 0, 0, 0]],
+    "gap": [[1, 1, 0, 0, 1, 1], [0, 1, 0, 1, 1, 0], [1, 0, 1, 0, 1, 0]],
+}
+
+
+@pytest.mark.parametrize("family", SOME)
+@pytest.mark.parametrize("where", MASKS)
+def test_masked_columns_are_nan_and_change_nothing(family: str, where: str) -> None:
+    model = engine(family, F64)
+    tokens, mask = rectangle(MASKS[where])
+    points = ["resid_pre.0", "resid_post.2", "mlp_act.1", "mlp_norm_scale.1", "logits"]
+    cache = run_with_cache(model, tokens, points, attention_mask=mask)
+    for row in range(len(tokens)):
+        keep = mask[row].bool()
+        (alone,) = model.run([Request(tokens[row][keep].tolist(), capture=points)])
+        for point in points:
+            assert cache[point].shape[:2] == tokens.shape  # type: ignore[index]
+            assert close(cache[point][row][keep], alone.capture[point])  # type: ignore[index]
+            assert bool(cache[point][row][~keep].isnan().all())  # type: ignore[index]
+
+
+def test_a_masked_matrix_is_nan_in_rows_and_columns_of_padding() -> None:
+    model = engine("llama", F64)
+    tokens, mask = rectangle(MASKS["gap"])
+    cache = run_with_cache(model, tokens, ["attn_probs.1"], attention_mask=mask)
+    probs = cache["attn_probs.1"]  # type: ignore[index]
+    assert probs.shape == (3, 6, 6, 6)
+    for row in range(3):
+        keep = mask[row].bool()
+        (alone,) = model.run([Request(tokens[row][keep].tolist(), capture=["attn_probs.1"])])
+        assert close(probs[row][:, keep][:, :, keep], alone.capture["attn_probs.1"])
+        both = keep[:, None] & keep
+        assert bool(probs[row][:, ~both].isnan().all())
+
+
+def test_what_stands_under_the_mask_does_not_matter() -> None:
+    model = engine("gpt2", F64)
+    tokens, mask = rectangle(MASKS["left"])
+    other = torch.where(mask.bool(), tokens, (tokens + 17) % 131)
+    first = run_with_cache(model, tokens, ["logits"], attention_mask=mask)["logits"]  # type: ignore[index]
+    second = run_with_cache(model, other, ["logits"], attention_mask=mask)["logits"]  # type: ignore[index]
+    assert torch.equal(first.nan_to_num(), second.nan_to_num())
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3", "llama"])
+@pytest.mark.parametrize("longest", [31, 32, 33])
+@pytest.mark.parametrize("dtype", [F32, torch.bfloat16])
+def test_fully_masked_rows_spread_no_nan(family: str, longest: int, dtype: torch.dtype) -> None:
+    """Generation pads at the front, where a pad row sees nothing at all."""
+    model = engine(family, dtype)
+    points = [name for name in readable(model) if POINTS[name.split(".")[0]].block_level]
+    prompts = [list(range(3, 3 + longest)), [9, 4]]
+    for new in (0, 3):
+        for result in model.run([Request(p, capture=points, max_new_tokens=new) for p in prompts]):
+            assert all(bool(result.capture[point].isfinite().all()) for point in points)
+
+
+def test_positions_are_those_of_the_mask() -> None:
+    for front in (False, True):
+        batch = pad([[5, 6, 7], [8]], torch.device("cpu"), front=front)
+        assert batch.mask is not None
+        assert torch.equal(batch.positions, (batch.mask.cumsum(-1) - 1).clamp(min=0))
+        assert [batch.tokens[row, span].tolist() for row, span in enumerate(batch.spans)] == [[5, 6, 7], [8]]
+    assert pad([[5, 6], [7, 8]], torch.device("cpu"), front=True).mask is None
+
+
+@pytest.mark.parametrize("mask", [[[1, 1], [0, 0]], [[1, 1, 1], [1, 1, 1]]])
+@pytest.mark.usefixtures("unchecked_signatures")
+def test_a_mask_that_fits_no_prompt_is_an_error(mask: list[list[int]]) -> None:
+    with pytest.raises(UserError, match="attention_mask"):
+        run_with_cache(engine("llama"), torch.tensor([[1, 2], [3, 4]]), ["resid_post.0"], torch.tensor(mask))

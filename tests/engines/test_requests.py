@@ -1,0 +1,151 @@
+"""Every mistake in a request is one sentence, found before the model runs; nothing is left behind by an error."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from interp.edits import Ablate, Add, Edit, Replace
+from interp.engines.base import Request
+from interp.engines.cache import run_with_cache
+from interp.errors import PointRefused, UserError
+from tests.families.loaded import F32, engine, hook_count
+
+TOKENS = [11, 64, 2]
+V = torch.ones(48)
+
+MISTAKES: list[tuple[Callable[[], Request], type[Exception], str]] = [
+    (lambda: Request([]), UserError, "at least one token"),
+    (lambda: Request([131]), UserError, "131 is outside the vocabulary of 131"),
+    (lambda: Request([-1]), UserError, "outside the vocabulary"),
+    (lambda: Request([1] * 65), UserError, "context is 64"),
+    (lambda: Request([1], max_new_tokens=-1), UserError, "below 0"),
+    (lambda: Request("text without a tokenizer"), UserError, "no tokenizer"),
+    (
+        lambda: Request(TOKENS, capture=["resid_midd.0"]),
+        UserError,
+        "No point is called 'resid_midd'; nearest: resid_mid",
+    ),
+    (lambda: Request(TOKENS, capture=["resid_mid"]), UserError, "once per layer"),
+    (lambda: Request(TOKENS, capture=["final_norm.0"]), UserError, "once per model"),
+    (lambda: Request(TOKENS, capture=["resid_mid.3"]), PointRefused, r"layers 0 to 2. Nearest: resid_mid\.2"),
+    (lambda: Request(TOKENS, capture=["q_norm_in.0"]), PointRefused, "no norm on its query. Nearest: query.0"),
+    (lambda: Request(TOKENS, capture=["router_logits.0"]), PointRefused, "no router"),
+    (lambda: Request(TOKENS, capture=["resid_streams.0"]), PointRefused, "does not exist here"),
+    (lambda: Request(TOKENS, capture=["resid_pre.0.stream-1"]), PointRefused, "one stream"),
+    (lambda: Request(TOKENS, capture=["z.0.head-6"]), PointRefused, "heads 0 to 5"),
+    (lambda: Request(TOKENS, capture=["value.0.head-2"]), PointRefused, "heads 0 to 1"),
+    (lambda: Request(TOKENS, capture=["mlp_in.0.head-0"]), UserError, "no head axis"),
+    (lambda: Request(TOKENS, edits=[Add("resid_post.0", torch.ones(47))]), UserError, "47 wide, but the point is 48"),
+    (lambda: Request(TOKENS, edits=[Add("mlp_act.0", torch.ones(48))]), UserError, "48 wide, but the point is 80"),
+    (lambda: Request(TOKENS, edits=[Add("z.0", torch.ones(60))]), UserError, "60 wide, but the point is 10"),
+    (lambda: Request(TOKENS, edits=[Add("value.0", torch.ones(6, 10))]), UserError, r"shape \[6, 10\].*\[2, 10\]"),
+    (lambda: Request(TOKENS, edits=[Add("resid_post.0", torch.ones(3, 48))]), UserError, r"shape \[3, 48\]"),
+    (lambda: Request(TOKENS, edits=[Add("resid_post.0", torch.tensor(1.0))]), UserError, "0 wide"),
+    (
+        lambda: Request(TOKENS, edits=[Replace("resid_post.0", torch.ones(2, 48))]),
+        UserError,
+        "2 rows.*reaches position 2",
+    ),
+    (lambda: Request(TOKENS, edits=[Ablate("resid_post.0", positions=(3,))]), UserError, "Position 3 .* 3 tokens"),
+    (lambda: Request(TOKENS, edits=[Ablate("resid_post.0", positions=(0, -1))]), UserError, "Position -1"),
+    (lambda: Request(TOKENS, edits=[Ablate("resid_mid.1")]), PointRefused, r"not written.*Nearest: attn_out_post\.1"),
+    (lambda: Request(TOKENS, edits=[Ablate("attn_probs.1")]), PointRefused, "not written"),
+    (lambda: Request(TOKENS, edits=[Ablate("mlp_norm_scale.1")]), PointRefused, "not written"),
+    (lambda: Request(TOKENS, edits=[Ablate("head_out.1.head-0")]), PointRefused, "not written"),
+    (lambda: Request(TOKENS, edits=[Ablate("logits")]), PointRefused, "not written"),
+    (lambda: Request(TOKENS, edits=[Ablate("attn_gate.1")]), PointRefused, "no gate"),
+]
+
+
+@pytest.fixture
+def forwards() -> Iterator[list[int]]:
+    """Grows by one with every forward pass of any module of the tiny Llama's stream."""
+    model = engine("llama", F32)
+    seen: list[int] = []
+    handle = model.module.get_submodule("model.embed_tokens").register_forward_pre_hook(lambda m, a: seen.append(1))
+    yield seen
+    handle.remove()
+
+
+@pytest.mark.parametrize(("request_", "kind", "sentence"), MISTAKES, ids=[m[2] for m in MISTAKES])
+def test_a_mistake_is_found_before_any_forward(
+    request_: Callable[[], Request], kind: type[Exception], sentence: str, forwards: list[int]
+) -> None:
+    model = engine("llama", F32)
+    with pytest.raises(kind, match=sentence) as error:
+        model.run([Request(TOKENS), request_()])
+    assert forwards == []
+    assert "\n" not in str(error.value) and str(error.value).endswith(".")
+    model.run([Request(TOKENS)])
+    assert len(forwards) == 1
+
+
+@pytest.mark.parametrize("address", ["z.0.head-6", "resid_pre.0.stream-1", "resid_mid.7", "q_norm_in.1"])
+def test_support_says_what_run_would_say(address: str) -> None:
+    support = engine("llama", F32).support(address)
+    assert not support.readable and not support.writable and support.reason
+
+
+def test_support_tells_reading_from_writing() -> None:
+    model = engine("llama", F32)
+    assert model.support("resid_post.1") == model.support("z.1.head-5")
+    for address in ("resid_mid.1", "attn_probs.1", "mlp_normalized.1", "logits"):
+        support = model.support(address)
+        assert support.readable and not support.writable and support.reason
+
+
+class Exploding(Edit):
+    def change(self, value: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("in the middle of the model")
+
+
+@pytest.mark.parametrize("points", [["resid_post.0"], ["attn_probs.0", "resid_post.1"]])
+def test_an_edit_that_raises_leaves_nothing_behind(points: list[str]) -> None:
+    model = engine("llama", F32)
+    request = Request(TOKENS, capture=points, return_logits=True)
+    (before,) = model.run([request])
+    hooks, attention = hook_count(model), model.module.config._attn_implementation
+    with pytest.raises(RuntimeError, match="middle"):
+        model.run([Request(TOKENS, capture=points, edits=[Exploding("mlp_out.1")])])
+    assert (hook_count(model), model.module.config._attn_implementation) == (hooks, attention)
+    (after,) = model.run([request])
+    assert before.logits is not None and after.logits is not None and torch.equal(before.logits, after.logits)
+
+
+def test_a_users_own_hooks_stay_and_act_and_their_errors_leave_nothing_behind() -> None:
+    model = engine("llama", F32)
+    mlp: Any = model.module.get_submodule("model.layers.1.mlp")
+    (clean,) = model.run([Request(TOKENS, capture=["mlp_out.1"])])
+    handle = mlp.register_forward_hook(lambda m, a, output: output * 2)
+    hooks = hook_count(model)
+    (doubled,) = model.run([Request(TOKENS, capture=["mlp_out.1"])])
+    assert torch.equal(doubled.capture["mlp_out.1"], clean.capture["mlp_out.1"] * 2)
+    assert hook_count(model) == hooks
+    handle.remove()
+
+    def explode(*_: Any) -> None:
+        raise RuntimeError("a user's hook")
+
+    handle = mlp.register_forward_hook(explode)
+    hooks = hook_count(model)
+    with pytest.raises(RuntimeError, match="a user's hook"):
+        model.run([Request(TOKENS, capture=["mlp_in.1", "resid_post.2"])])
+    assert hook_count(model) == hooks
+    handle.remove()
+    (again,) = model.run([Request(TOKENS, capture=["mlp_out.1"])])
+    assert torch.equal(again.capture["mlp_out.1"], clean.capture["mlp_out.1"])
+
+
+@pytest.mark.usefixtures("unchecked_signatures")
+def test_tokens_need_two_axes() -> None:
+    with pytest.raises(UserError, match=r"\[batch, pos\]"):
+        run_with_cache(engine("llama", F32), torch.tensor([1, 2]), ["resid_post.0"])
+
+
+def test_a_missing_capture_says_what_there_is() -> None:
+    cache = run_with_cache(engine("llama", F32), torch.tensor([TOKENS]), ["resid_post.0"])
+    with pytest.raises(KeyError, match=r"resid_post\.1 was not captured; captured: resid_post\.0"):
+        cache["resid_post.1"]  # type: ignore[index]
+    assert "resid_post.0" in cache and "resid_post.1" not in cache

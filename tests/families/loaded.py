@@ -1,0 +1,35 @@
+"""One proven engine per tiny family and dtype, built once for all tests; prompts of unequal length to run on it."""
+
+from functools import cache
+
+import torch
+
+from interp.engines.eager import EagerEngine
+from interp.engines.load import wrap
+from interp.points import POINTS
+from tests.families.tiny import N_LAYERS, build
+
+PROMPTS = ([7, 3, 99], [11, 64, 2, 130, 5, 5, 88], [40])
+F64, F32 = torch.float64, torch.float32
+
+
+@cache
+def engine(family: str, dtype: torch.dtype = F64) -> EagerEngine:
+    return wrap(build(family, dtype))
+
+
+def readable(engine: EagerEngine, *, matrices: bool = False) -> list[str]:
+    """Every address that the engine serves; those that need the attention matrix only if asked."""
+    every = [f"{p.name}.{layer}" for p in POINTS.values() if p.per_layer for layer in range(N_LAYERS)]
+    every += [p.name for p in POINTS.values() if not p.per_layer]
+    needs = ("attn_scores", "attn_probs", "query_rot", "key_rot")
+    return [a for a in every if engine.support(a).readable and (matrices or a.split(".")[0] not in needs)]
+
+
+def writable(engine: EagerEngine) -> list[str]:
+    return [a for a in readable(engine) if engine.support(a).writable]
+
+
+def hook_count(engine: EagerEngine) -> int:
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return sum(len(getattr(module, kind)) for module in engine.module.modules() for kind in hooks)
