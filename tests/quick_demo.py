@@ -1,4 +1,4 @@
-"""One run of `interp demo --quick` in an empty folder, and a second one through `make demo`, for every test that asks."""
+"""`interp demo --quick` in an empty folder, then once more through `make demo`: two runs for every test that asks."""
 
 import atexit
 import os
@@ -23,8 +23,8 @@ class Run:
     out: str
     err: str
     seconds: float
-    load: float
-    """Load average when it ended: how many processes wanted a core."""
+    crowd: float
+    """Load average when it ended, per core: above 1, somebody waits."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def execute(command: list[str], folder: Path) -> Run:
     started = time.perf_counter()
     done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True)
     seconds = time.perf_counter() - started
-    return Run(done.returncode, done.stdout, done.stderr, seconds, os.getloadavg()[0])
+    return Run(done.returncode, done.stdout, done.stderr, seconds, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 @cache

@@ -11,6 +11,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -179,7 +180,7 @@ class AttributionComputer:
             nodes=_nodes(state, layout, logits, probabilities),
             matrix=matrix,
             pre_activation=pre,
-            prompt="".join(names),
+            prompt=_text(engine.tokenizer, state.tokens),
             prompt_tokens=names,
             token_ids=state.tokens,
             n_layers=len(state.layers),
@@ -315,7 +316,9 @@ def _pre_adjoint(sublayer: SublayerWeights, gradient: Tensor, scale: Tensor | No
 def _centred(head: Head, logits: list[int]) -> tuple[Float[Tensor, "targets d_model"], Float[Tensor, " targets"]]:
     """Rows of the unembedding less their mean over the vocabulary, and the same of its bias, times the head's scale."""
     weight, bias = head.linear.weight, head.linear.bias
-    direction = weight[logits] - weight.mean(0, dtype=torch.float64).to(weight.dtype)
+    # In parts: a float64 copy of a large vocabulary's unembedding would take more than a gigabyte.
+    mean = torch.stack([part.sum(0, dtype=torch.float64) for part in weight.split(16384)]).sum(0) / len(weight)
+    direction = weight[logits] - mean.to(weight.dtype)
     constant = direction.new_zeros(len(logits)) if bias is None else bias[logits] - bias.mean()
     return direction * head.scale, constant * head.scale
 
@@ -347,7 +350,14 @@ def _nodes(state: ReplacementState, layout: _Layout, logits: list[int], probabil
     return Nodes(kinds, layer, pos, index, value)
 
 
-def _token_strings(tokenizer: object, tokens: list[int]) -> list[str]:
+def _text(tokenizer: Any, tokens: list[int]) -> str:
+    """The prompt as a person wrote it, without BOS."""
+    if tokenizer is None:
+        return " ".join(map(str, tokens))
+    return tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+def _token_strings(tokenizer: Any, tokens: list[int]) -> list[str]:
     if tokenizer is None:
         return [str(token) for token in tokens]
-    return [tokenizer.decode([token]) for token in tokens]  # type: ignore[attr-defined]
+    return [tokenizer.decode([token]) for token in tokens]

@@ -207,11 +207,11 @@ class ReplacementModel:
         excluded = set(transcoder.config.excluded_token_ids)
         mlp_in, mlp_out = captured[Address("mlp_in", layer)], captured[Address("mlp_out", layer)]
         trained = torch.tensor([t not in excluded for t in tokens], device=mlp_in.device)
-        values, latents = transcoder.encode_sparse(mlp_in)
+        pre = transcoder.pre_activation(mlp_in)
+        values, latents = transcoder.activation.sparse(pre)
         values = values * trained[:, None]
         row, column = (values > 0).nonzero(as_tuple=True)
         predicted = transcoder.decode_sparse(values, latents, mlp_in)
-        pre = transcoder.pre_activation(mlp_in)
         return LayerState(
             probs=captured[Address("attn_probs", layer)],
             attn_scale=get("attn_norm_scale"),

@@ -48,15 +48,16 @@ def _promoted(
 ) -> list[tuple[Promoted, Promoted]]:
     """Tokens whose logit each latent raises and lowers most, per unit of activation, on its direct path to the head.
 
-    The norms' denominators are those of this prompt, averaged over its positions; the order does not depend on them.
+    The norms' denominators are those of this prompt, averaged over the positions that it knows;
+    the order does not depend on them.
     """
     head = rm.head
     sublayer, norm, frozen = rm.blocks[layer].mlp, rm.final_norm, state.layers[layer]
     written = rm.transcoders[layer].W_dec[latents] * sublayer.multiplier
     if sublayer.post is not None:
-        written = sublayer.post.forward(written, _mean(frozen.mlp_post_scale))
+        written = sublayer.post.forward(written, _mean(state, frozen.mlp_post_scale))
     if norm is not None:
-        written = norm.forward(written, _mean(state.final_scale))
+        written = norm.forward(written, _mean(state, state.final_scale))
     decode = rm.engine.tokenizer.decode if rm.engine.tokenizer is not None else lambda ids: str(ids[0])
     found = []
     for start in range(0, len(latents), CHUNK):
@@ -72,8 +73,12 @@ def _promoted(
     return found
 
 
-def _mean(scale: Tensor | None) -> Tensor:
-    return torch.ones(()) if scale is None else scale.mean()
+def _mean(state: ReplacementState, scale: Tensor | None) -> Tensor:
+    """The mean denominator over the positions that the dictionaries know: at BOS it can be many times the others'."""
+    if scale is None:
+        return torch.ones(())
+    known = [p for p in range(len(state.tokens)) if p not in state.excluded_positions]
+    return scale[known or slice(None)].mean()
 
 
 def _windows(

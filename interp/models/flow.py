@@ -182,5 +182,5 @@ def _number(trace: Trace, value: object) -> float | None:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     if isinstance(value, Node) and trace.value[value.id].ndim == 0:
-        return float(trace.value[value.id])
+        return trace.value[value.id].item()
     return None

@@ -70,7 +70,7 @@ def classify(path: str, module: nn.Module, x: Tensor, y: Tensor) -> Norm | None:
                 fitted = norm.normalized(x).double() * norm.gain.double()
                 if bias is not None:
                     fitted = fitted + bias.double()
-                difference = float((fitted - y.double()).square().mean())
+                difference = float((fitted - y.double()).detach().square().mean())
                 fits = (fitted - y.double()).abs().amax() <= tolerance
                 if fits and (closest is None or difference < closest[0]):
                     closest = (difference, norm)

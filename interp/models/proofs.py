@@ -5,7 +5,7 @@ the dtype's epsilon times that magnitude. A sum of n rounded terms errs by at mo
 overwhelming probability (Higham and Mary, A New Approach to Probabilistic Rounding Error Analysis, 2019); lambda is 4.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from typing import NamedTuple
@@ -61,7 +61,7 @@ def needed(anatomy: Anatomy) -> list[Address]:
     return [address for address in every if not isinstance(anatomy.tap(address), Refusal)]
 
 
-def check(anatomy: Anatomy, prompts: list[Captured]) -> list[Claim]:
+def check(anatomy: Anatomy, prompts: Sequence[Captured]) -> list[Claim]:
     """All claims, each at its worst over `prompts` (captures of `needed`, one mapping per prompt)."""
     worst: dict[tuple[str, str, int | None], Claim] = {}
     for captured in (_joined(prompts), *map(_mixing, prompts)):
@@ -72,7 +72,7 @@ def check(anatomy: Anatomy, prompts: list[Captured]) -> list[Claim]:
     return list(worst.values())
 
 
-def _joined(prompts: list[Captured]) -> Captured:
+def _joined(prompts: Sequence[Captured]) -> Captured:
     """What holds position by position, all prompts' positions in one tensor: each weight is then read once."""
     return {a: torch.cat([p[a] for p in prompts]) for a in prompts[0] if "query" not in POINTS[a.name].shape}
 
@@ -288,7 +288,7 @@ def _head(anatomy: Anatomy, get: Callable[..., Tensor | None]) -> Iterator[tuple
 
 
 def _products(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """x W^T + b in float64, some rows of W at a time, and |x| |w| + |b| with Euclidean norms, a bound of the summands."""
+    """x W^T + b in float64, some rows of W at a time, and |x| |w| + |b| by Euclidean norms, a bound of the summands."""
     own = [x @ part.double().T for part in weight.split(16384)]
     magnitude = torch.linalg.vector_norm(x, dim=-1)[..., None] * torch.linalg.vector_norm(weight, dim=-1).double()
     offset = torch.zeros((), dtype=x.dtype) if bias is None else bias.double()
@@ -345,7 +345,7 @@ def _difference(sides: Sides, epsilon: float) -> float:
     unit = epsilon * sides.magnitude.clamp(min=torch.finfo(torch.float32).tiny)
     gap = (sides.left - sides.right).abs()
     ratio = torch.where(gap == 0, torch.zeros_like(gap), gap / unit)
-    return float(ratio.amax()) if bool(ratio.isfinite().all()) else float("inf")
+    return float(ratio.detach().amax()) if bool(ratio.isfinite().all()) else float("inf")
 
 
 def _tolerance(sides: Sides) -> float:

@@ -26,5 +26,9 @@ def test_left_padding_and_gaps_move_no_position() -> None:
 def test_generation_from_unequal_prompts_continues_each_as_alone() -> None:
     model = engine("gpt2")
     prompts = ([4, 8, 15], [16, 23, 42, 4, 8, 15, 16])
-    together = model.run([Request(prompt, max_new_tokens=6) for prompt in prompts])
-    assert [r.tokens for r in together] == [model.run([Request(p, max_new_tokens=6)])[0].tokens for p in prompts]
+    requests = [Request(prompt, max_new_tokens=6, return_logits=True) for prompt in prompts]
+    for request, result in zip(requests, model.run(requests), strict=True):
+        (alone,) = model.run([request])
+        assert result.tokens == alone.tokens
+        assert result.logits is not None and alone.logits is not None
+        assert torch.allclose(result.logits, alone.logits, rtol=0, atol=1e-12)

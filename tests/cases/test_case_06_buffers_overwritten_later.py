@@ -1,4 +1,4 @@
-"""nnsight#661: a capture is a copy. Falcon adds attention into the MLP's output tensor after the MLP has returned it."""
+"""nnsight#661: a capture is a copy. Falcon adds attention into the tensor that its MLP returned."""
 
 import torch
 

@@ -17,8 +17,11 @@ def test_the_legacy_names_of_the_stream_are_refused(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("family", "stream", "norm"),
-    [("gpt2", "resid_mid.1", "transformer.h.1.ln_2"), ("gpt_neox_parallel", "resid_pre.1", "gpt_neox.layers.1.post_attention_layernorm")],
-)  # fmt: skip
+    [
+        ("gpt2", "resid_mid.1", "transformer.h.1.ln_2"),
+        ("gpt_neox_parallel", "resid_pre.1", "gpt_neox.layers.1.post_attention_layernorm"),
+    ],
+)
 def test_what_the_mlp_receives_is_the_norm_of_the_stream(family: str, stream: str, norm: str) -> None:
     model, address = engine(family), point_of("blocks.1.mlp.hook_in", "transformer_lens")
     (result,) = model.run([Request([7, 3, 99], capture=[stream, address])])

@@ -1,5 +1,7 @@
 """TransformerLens#828: contributions to a logit sum to its value before the final tanh, not to it."""
 
+from typing import Any
+
 import torch
 
 from interp.engines.base import Request
@@ -13,7 +15,8 @@ def test_direct_contributions_sum_to_the_uncapped_logit() -> None:
     names = [*parts, "final_norm_scale", "lm_head", "logits"]
     got = model.run([Request([7, 3, 99, 64], capture=names)])[0].capture
     gain = model.module.get_submodule("model.norm").weight + 1.0  # type: ignore[operator]
-    directions = model.module.get_submodule("lm_head").weight * gain
+    head: Any = model.module.get_submodule("lm_head")
+    directions = head.weight * gain
     z = sum(got[part] / got["final_norm_scale"] @ directions.T for part in parts)  # type: ignore[operator]
     assert torch.allclose(z, got["lm_head"], rtol=0, atol=1e-12)  # type: ignore[arg-type]
     assert torch.allclose(5.0 * torch.tanh(z / 5.0), got["logits"], rtol=0, atol=1e-12)  # type: ignore[operator]

@@ -9,6 +9,7 @@ import torch
 from interp.circuits.attribution import AttributionComputer, AttributionConfig
 from interp.circuits.graph import AttributionGraph, NodeKind
 from interp.circuits.replacement_model import ReplacementModel
+from interp.deploy import cards as cards_module
 from interp.deploy.cards import TOP, feature_cards
 from interp.engines.load import wrap
 from interp.models.float64 import true_float64
@@ -24,16 +25,17 @@ EPSILON = {"gpt2": 1e-5, "cohere": 1e-5, "olmo2": 1e-5}
 
 
 def through(norm, x: torch.Tensor, written: torch.Tensor, family: str) -> torch.Tensor:
-    """`written` [n, d] behind `norm`, its denominator the mean of those at the stream's positions `x` [pos, d]."""
+    """`written` [n, d] behind `norm`, its denominator the mean of those at `x` [pos, d], BOS left out."""
     centred = LAYOUTS[family].centred
     spread = x - x.mean(-1, keepdim=True) if centred else x
-    scale = (spread.square().mean(-1) + EPSILON.get(family, 1e-6)).sqrt().mean()
+    scale = (spread.square().mean(-1) + EPSILON.get(family, 1e-6)).sqrt()[1:].mean()
     written = written - written.mean(-1, keepdim=True) if centred else written
     return written / scale * (norm.weight + GAIN_OFFSET.get(family, 0.0))
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "olmo2", "granite", "cohere"])
-def test_promoted_tokens_are_those_of_brute_force(family, tmp_path):
+def test_promoted_tokens_are_those_of_brute_force(family, tmp_path, monkeypatch):
+    monkeypatch.setattr(cards_module, "CHUNK", 5)
     tried = standard(family)
     layout, module = LAYOUTS[family], tried.module
     final, head = module.get_submodule(layout.final_norm), module.get_submodule(layout.head)
@@ -68,7 +70,7 @@ def test_promoted_tokens_are_those_of_brute_force(family, tmp_path):
 
 def test_contexts_are_windows_of_the_harvested_text_with_the_peak_marked(tmp_path):
     module = build("llama", torch.float64)
-    engine = wrap(module, SimpleNamespace(decode=lambda ids: "".join(f"<{i}>" for i in ids)), prove=False)
+    engine = wrap(module, SimpleNamespace(decode=lambda ids, **_: "".join(f"<{i}>" for i in ids)), prove=False)
     rm = ReplacementModel(engine, transcoders())
     state = rm.build(TOKENS)
     graph = AttributionGraph.from_edges(

@@ -11,7 +11,6 @@ from interp.edits import Ablate, Add, Edit, Replace, Scale
 from interp.engines.base import Request
 from interp.engines.cache import run_with_cache
 from tests.families.loaded import F64, PROMPTS, engine, hook_count, readable, writable
-from tests.families.tiny import FAMILIES
 
 TOKENS = [11, 64, 2, 130, 5, 5, 88]
 Change = Callable[[Tensor], Tensor]
@@ -61,6 +60,7 @@ BY_HAND: dict[str, dict[str, tuple[str, str, float]]] = {
     "falcon": {"mlp_out_post": ("transformer.h.1.mlp", "output", 1.0)},
 }
 """Point -> module, side, and the factor between that module's tensor and the point."""
+MANY = [*BY_HAND, "gemma2", "olmo2", "glm4", "phi3", "qwen3_moe", "opt", "cohere2"]
 CELLS = [(family, point) for family, points in BY_HAND.items() for point in points]
 
 
@@ -132,13 +132,13 @@ def test_each_edit_equals_a_hand_written_forward(family: str, point: str) -> Non
     assert torch.equal(edited(family, []), clean)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", MANY)
 def test_every_writable_point_reads_back_what_is_written_and_moves_the_logits(family: str) -> None:
     model = engine(family)
     (clean,) = model.run([Request(TOKENS, capture=readable(model), return_logits=True)])
-    hooks = hook_count(model)
-    assert len(writable(model)) > 20
-    for at in (a for a in writable(model) if a.endswith(".1") or "." not in a):
+    hooks = hook_count(model.module)
+    assert len(writable(model)) >= 10
+    for at in writable(model):
         v = clean.capture[at] * 0.7 + 0.3
         (result,) = model.run(
             [Request(TOKENS, capture=[at], edits=[Replace(at, v, positions=(2, 6))], return_logits=True)]
@@ -150,7 +150,7 @@ def test_every_writable_point_reads_back_what_is_written_and_moves_the_logits(fa
         assert (result.logits[6] - clean.logits[6]).abs().max() > 1e-9, at
         # causality: nothing before position 2 moves, beyond the rounding of experts that get other tokens' company
         assert torch.allclose(result.logits[:2], clean.logits[:2], rtol=0, atol=1e-13), at
-    assert hook_count(model) == hooks
+    assert hook_count(model.module) == hooks
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "granite", "gpt2", "bloom", "mpt", "falcon", "olmo2", "glm4"])

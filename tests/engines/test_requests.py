@@ -106,10 +106,11 @@ def test_an_edit_that_raises_leaves_nothing_behind(points: list[str]) -> None:
     model = engine("llama", F32)
     request = Request(TOKENS, capture=points, return_logits=True)
     (before,) = model.run([request])
-    hooks, attention = hook_count(model), model.module.config._attn_implementation
+    config: Any = model.module.config
+    hooks, attention = hook_count(model.module), config._attn_implementation
     with pytest.raises(RuntimeError, match="middle"):
         model.run([Request(TOKENS, capture=points, edits=[Exploding("mlp_out.1")])])
-    assert (hook_count(model), model.module.config._attn_implementation) == (hooks, attention)
+    assert (hook_count(model.module), config._attn_implementation) == (hooks, attention)
     (after,) = model.run([request])
     assert before.logits is not None and after.logits is not None and torch.equal(before.logits, after.logits)
 
@@ -119,20 +120,20 @@ def test_a_users_own_hooks_stay_and_act_and_their_errors_leave_nothing_behind() 
     mlp: Any = model.module.get_submodule("model.layers.1.mlp")
     (clean,) = model.run([Request(TOKENS, capture=["mlp_out.1"])])
     handle = mlp.register_forward_hook(lambda m, a, output: output * 2)
-    hooks = hook_count(model)
+    hooks = hook_count(model.module)
     (doubled,) = model.run([Request(TOKENS, capture=["mlp_out.1"])])
     assert torch.equal(doubled.capture["mlp_out.1"], clean.capture["mlp_out.1"] * 2)
-    assert hook_count(model) == hooks
+    assert hook_count(model.module) == hooks
     handle.remove()
 
     def explode(*_: Any) -> None:
         raise RuntimeError("a user's hook")
 
     handle = mlp.register_forward_hook(explode)
-    hooks = hook_count(model)
+    hooks = hook_count(model.module)
     with pytest.raises(RuntimeError, match="a user's hook"):
         model.run([Request(TOKENS, capture=["mlp_in.1", "resid_post.2"])])
-    assert hook_count(model) == hooks
+    assert hook_count(model.module) == hooks
     handle.remove()
     (again,) = model.run([Request(TOKENS, capture=["mlp_out.1"])])
     assert torch.equal(again.capture["mlp_out.1"], clean.capture["mlp_out.1"])

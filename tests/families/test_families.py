@@ -1,7 +1,5 @@
 """Every tiny family resolves, all its claims hold in true float64, and it serves what its mathematics has."""
 
-from functools import cache
-
 import pytest
 import torch
 from torch import Tensor
@@ -9,10 +7,10 @@ from torch import Tensor
 from interp.engines.base import Request, Result
 from interp.engines.doctor import prove
 from interp.engines.eager import EagerEngine
-from interp.engines.load import wrap
 from interp.errors import PointRefused
 from interp.points import POINTS, Address
-from tests.families.tiny import D_MODEL, FAMILIES, N_LAYERS, build
+from tests.families.loaded import engine as engine_of
+from tests.families.tiny import D_MODEL, FAMILIES, N_LAYERS
 
 Q, K = {"q_norm_in", "q_norm_out"}, {"k_norm_in", "k_norm_out"}
 POST = {"attn_post_normalized", "attn_post_norm_scale", "mlp_post_normalized", "mlp_post_norm_scale"}
@@ -49,11 +47,6 @@ ABSENT = {
 UNSEEN_ATTENTION = ("bloom", "mpt", "falcon")
 """Families outside transformers' attention registry: the inside of their attention may be refused."""
 STREAM = ("resid_pre", "attn_in", "attn_out", "attn_out_post", "mlp_in", "mlp_out", "mlp_out_post", "resid_post")
-
-
-@cache
-def engine_of(family: str) -> EagerEngine:
-    return wrap(build(family, torch.float64))
 
 
 def served(engine: EagerEngine, layer: int) -> set[str]:

@@ -12,7 +12,7 @@ from interp.errors import InterpError
 from interp.models.anatomy import Anatomy, Head, Mixer, Neurons, Refusal, Sublayer
 from interp.models.norms import Norm
 from interp.models.resolve import resolve
-from tests.families.loaded import F32, engine, hook_count
+from tests.families.loaded import engine, hook_count
 from tests.families.tiny import D_VOCAB, FAMILIES, build
 
 
@@ -124,7 +124,7 @@ def test_resolving_leaves_the_model_and_the_generator_as_they_were() -> None:
     assert torch.equal(torch.get_rng_state(), state)
     assert model.config._attn_implementation == attention  # type: ignore[union-attr]
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert hook_count(engine("llama", F32)) == 0
+    assert hook_count(model) == 0
 
 
 class NoTrunk(nn.Module):
@@ -145,10 +145,9 @@ def test_a_model_without_a_trunk_is_an_error_that_says_what_to_do() -> None:
 
 def test_a_head_of_one_layer_and_a_head_count_of_one() -> None:
     """The smallest shapes, where an axis of length one could be dropped or taken for another."""
-    config = CONFIG_MAPPING["llama"](
-        hidden_size=12, intermediate_size=20, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1,
-        head_dim=6, vocab_size=31, max_position_embeddings=16,
-    )  # fmt: skip
+    sizes: dict[str, Any] = {"hidden_size": 12, "intermediate_size": 20, "num_hidden_layers": 1, "head_dim": 6}
+    sizes |= {"num_attention_heads": 1, "num_key_value_heads": 1, "vocab_size": 31, "max_position_embeddings": 16}
+    config = CONFIG_MAPPING["llama"](**sizes)
     torch.manual_seed(0)
     small = wrap(AutoModelForCausalLM.from_config(config).double())
     assert small.anatomy.refused == {}

@@ -53,7 +53,10 @@ NORMALIZED: dict[str, dict[str, str]] = {
     },
     SMOLLM: {"attn_normalized": "input_layernorm", "mlp_normalized": "post_attention_layernorm"},
 }
-"""x/scale exists inside a norm only: written out from what the norm receives."""
+"""x/scale exists inside a norm only: written out from what that norm receives."""
+BOUND = 2e-5
+"""Largest difference between a padded and a lone prompt, of a position's norm; measured 5.4e-6 on Gemma, 2.9e-6 on
+SmolLM2, over all layers and points."""
 
 PROMPTS = [
     "The capital of France is",
@@ -88,7 +91,7 @@ def by_hand(engine: EagerEngine, plain: Any, tokens: Tensor) -> Iterator[dict[Ad
         def before(module: Any, args: tuple[Tensor, ...]) -> None:
             (x,) = args
             epsilon = module.eps if engine.model.name == GEMMA else module.variance_epsilon
-            seen[address] = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + epsilon)
+            seen[address] = x / torch.sqrt(x.pow(2).mean(-1, keepdim=True) + epsilon)
 
         return before
 
@@ -142,10 +145,8 @@ def test_captures_equal_those_of_plain_hooks_bit_for_bit(
     assert shapes == {(8, 64, engine.model.d_model)}
 
 
-def test_logits_equal_those_of_plain_transformers_bit_for_bit(
-    engine: EagerEngine, plain: Any, tokens: Tensor
-) -> None:
-    logits = run_with_cache(engine, tokens[:2], ["logits"])["logits"]
+def test_logits_equal_those_of_plain_transformers_bit_for_bit(engine: EagerEngine, plain: Any, tokens: Tensor) -> None:
+    logits = run_with_cache(engine, tokens[:2], ["logits"])[Address("logits")]
     assert torch.equal(logits, plain(input_ids=tokens[:2], use_cache=False).logits)
 
 
@@ -153,7 +154,7 @@ def test_greedy_continuations_are_those_of_transformers_with_and_without_capture
     engine: EagerEngine, plain: Any
 ) -> None:
     every = [Address(point, layer) for point in BY_HAND[engine.model.name] for layer in range(engine.model.n_layers)]
-    for prompt in PROMPTS[:3]:
+    for prompt in PROMPTS[:2]:
         (bare,) = engine.run([Request(prompt, max_new_tokens=20)])
         (watched,) = engine.run([Request(prompt, capture=every, max_new_tokens=20)])
         ids = engine.to_tokens(prompt)
@@ -163,16 +164,13 @@ def test_greedy_continuations_are_those_of_transformers_with_and_without_capture
 
 
 def test_a_batch_continues_each_prompt_as_if_it_were_alone(engine: EagerEngine) -> None:
-    together = engine.run([Request(prompt, max_new_tokens=12) for prompt in PROMPTS])
-    alone = [engine.run([Request(prompt, max_new_tokens=12)])[0] for prompt in PROMPTS]
+    together = engine.run([Request(prompt, max_new_tokens=8) for prompt in PROMPTS])
+    alone = [engine.run([Request(prompt, max_new_tokens=8)])[0] for prompt in PROMPTS]
     assert [result.tokens for result in together] == [result.tokens for result in alone]
 
 
 def test_a_padded_batch_agrees_with_each_prompt_alone(engine: EagerEngine) -> None:
-    """Other shapes make other summation orders in the matrix products: equal within rounding, in norm per position.
-
-    BOUND is some three times the largest difference measured over both models, all layers and points.
-    """
+    """Other shapes make other summation orders in the matrix products: equal within rounding, in norm per position."""
     every = [Address(point, layer) for point in BY_HAND[engine.model.name] for layer in range(engine.model.n_layers)]
     together = engine.run([Request(prompt, capture=every) for prompt in PROMPTS])
     assert len({result.n_prompt for result in together}) > 2
@@ -183,11 +181,7 @@ def test_a_padded_batch_agrees_with_each_prompt_alone(engine: EagerEngine) -> No
             ours, theirs = result.capture[address].double(), alone.capture[address].double()
             assert ours.shape == theirs.shape
             worst = max(worst, float(((ours - theirs).norm(dim=-1) / theirs.norm(dim=-1)).max()))
-    print(f"{engine.model.name}: padded batch against alone, at most {worst:.2e} of a position's norm")
-    assert worst < BOUND
-
-
-BOUND = 1e-4
+    assert worst < BOUND, f"padded against alone: {worst:.2e} of a position's norm"
 
 
 def test_every_proof_holds(engine: EagerEngine) -> None:
@@ -209,7 +203,7 @@ def test_gemma_adds_something_else_than_its_mlp_returns(gemma: EagerEngine) -> N
         assert 0.1 < float(torch.cosine_similarity(raw.flatten(), added.flatten(), dim=0)) < 0.6
 
 
-def test_smollm_adds_what_its_sublayers_return(smollm: EagerEngine, tokens: Tensor) -> None:
+def test_smollm_adds_what_its_sublayers_return(smollm: EagerEngine) -> None:
     for part in ("attn", "mlp"):
         layers = range(smollm.model.n_layers)
         points = [Address(name, layer) for layer in layers for name in (f"{part}_out", f"{part}_out_post")]

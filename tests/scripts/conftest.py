@@ -40,7 +40,8 @@ def interp(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -
         monkeypatch.setattr("transformers.utils.logging._tqdm_active", False)
         with pytest.raises(SystemExit) as stopped:
             entry.main()
-        return Outcome(int(stopped.value.code or 0), *capfd.readouterr())
+        printed = capfd.readouterr()
+        return Outcome(int(stopped.value.code or 0), printed.out, printed.err)
 
     return run
 

@@ -3,7 +3,9 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,10 @@ from transformers import AutoModelForCausalLM
 from interp.circuits.graph import AttributionGraph
 from interp.circuits.graph_json import validate_document
 from interp.dictionaries import load_dictionaries
+from interp.engines import load
+from interp.models.anatomy import Anatomy, Sublayer
 from interp.models.checkpoint import fingerprint
+from interp.models.resolve import resolve
 from tests.families.tiny import D_HEAD, D_MODEL, N_HEADS, N_LAYERS
 
 from .conftest import TRAINING, Interp
@@ -39,23 +44,14 @@ def test_doctor_checks_every_claim(interp: Interp, tiny: Path) -> None:
 def test_doctor_ends_with_status_1_when_a_claim_fails(
     interp: Interp, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An anatomy that takes the norm behind the stream for the MLP's output contradicts P1 and P6."""
-    from dataclasses import replace
+    """An anatomy that takes attention's contribution for the MLP's contradicts P1 and P3."""
 
-    from interp.engines import load
-    from interp.models.resolve import resolve
-
-    def faulty(*arguments):
+    def faulty(*arguments: Any) -> Anatomy:
         anatomy = resolve(*arguments)
-        block = anatomy.blocks[1]
-        return replace(
-            anatomy,
-            blocks=(
-                anatomy.blocks[0],
-                replace(block, mlp=replace(block.mlp, contribution=block.attn.contribution)),
-                *anatomy.blocks[2:],
-            ),
-        )
+        first, second, *rest = anatomy.blocks
+        assert isinstance(second.attn, Sublayer) and isinstance(second.mlp, Sublayer)
+        mlp = replace(second.mlp, contribution=second.attn.contribution)
+        return replace(anatomy, blocks=(first, replace(second, mlp=mlp), *rest))
 
     monkeypatch.setattr(load, "resolve", faulty)
     outcome = interp("doctor", tiny)
