@@ -1,6 +1,6 @@
 """The batched convenience: run token rows and get every captured point with a leading batch axis."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Int
@@ -16,7 +16,7 @@ def run_with_cache(
     tokens: Int[Tensor, "batch pos"],
     points: Sequence[Address | str],
     attention_mask: Int[Tensor, "batch pos"] | None = None,
-) -> Mapping[Address, Tensor]:
+) -> Capture:
     """Captured tensors [batch, pos, ...] by Address or by its text.
 
     With `attention_mask` (1 at real tokens, padding or gaps anywhere) each row runs as if it stood alone, and rows of

@@ -98,7 +98,6 @@ class Trainer:
     def fit(self) -> list[LayerReport]:
         """One report per layer, in order."""
         jobs = self._jobs()
-        check_writable(self.out_dir)
         documents = self.corpus if isinstance(self.corpus, list) else read_documents(self.corpus, self.text_column)
         rows = cut_rows(
             documents,
@@ -116,6 +115,7 @@ class Trainer:
         todo = [job for job in jobs if job.layer not in reports]
         if not todo:
             return [reports[job.layer] for job in jobs]
+        check_writable(self.out_dir)
         Corpus.of(rows.train + rows.held_out).save(self.out_dir)
         activations = self._workspace(rows, len(todo))
         try:
@@ -180,6 +180,9 @@ class Trainer:
     def _jobs(self) -> list[_Job]:
         n_layers = self.engine.model.n_layers
         layers = range(n_layers) if self.config.layers is None else sorted(set(self.config.layers))
+        n_latents = self.config.expansion_factor * self.engine.model.d_model
+        if self.config.k > n_latents:
+            raise UserError(f"k = {self.config.k} exceeds the {n_latents} latents; choose a smaller k.")
         if outside := [layer for layer in layers if not 0 <= layer < n_layers]:
             raise UserError(f"{self.engine.model.name} has layers 0 to {n_layers - 1}; there is no layer {outside[0]}.")
         jobs = [
