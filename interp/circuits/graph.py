@@ -272,11 +272,16 @@ class AttributionGraph:
 
         return completeness_score(self.edges, without_excluded_positions)
 
-    def paths(self, k: int = 10, without_excluded_positions: bool = False) -> list[CircuitPath]:
-        """The k strongest paths from an input to the top logit; see `interp.circuits.paths`."""
+    def paths(
+        self, k: int = 10, without_excluded_positions: bool = False, through_features: bool = False
+    ) -> list[CircuitPath]:
+        """The k strongest paths from an input to the top logit, or of those that pass a feature on their way.
+
+        See `interp.circuits.paths`.
+        """
         from interp.circuits.paths import strongest_paths
 
-        return strongest_paths(self.edges, k, self.labels, without_excluded_positions)
+        return strongest_paths(self.edges, k, self.labels, without_excluded_positions, through_features)
 
     def with_labels(self, labels: Mapping[str, str]) -> AttributionGraph:
         """The same graph with names for features, keyed by node id. Raises `UserError` for an unknown node."""

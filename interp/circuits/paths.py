@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.sparse as sp
 
-from interp.circuits.graph import Edges, describe_node
+from interp.circuits.graph import Edges, NodeKind, describe_node
 from interp.circuits.influence import normalise_rows
 from interp.errors import UserError
 
@@ -40,14 +40,20 @@ class CircuitPath:
 
 
 def strongest_paths(
-    edges: Edges, k: int, labels: Mapping[str, str] | None = None, without_excluded_positions: bool = False
+    edges: Edges,
+    k: int,
+    labels: Mapping[str, str] | None = None,
+    without_excluded_positions: bool = False,
+    through_features: bool = False,
 ) -> list[CircuitPath]:
-    """At most `k` paths, strongest first. Raises `UserError` for k < 1."""
+    """At most `k` paths, strongest first, all or those that pass a feature. Raises `UserError` for k < 1."""
     if k < 1:
         raise UserError(f"At least one path must be asked for, but k is {k}.")
     if without_excluded_positions and edges.at_excluded_positions.any():
         edges = edges.take(~edges.at_excluded_positions)
     normalised = normalise_rows(edges.matrix)
+    if through_features:
+        normalised = _entered_by_features(edges, normalised)
     completion = _best_completion(normalised, edges.nodes.layer)
     logit = edges.top_logit
     # Entries: (−share · best completion, order of arrival, share, nodes from the logit backwards)
@@ -64,6 +70,13 @@ def strongest_paths(
             heapq.heappush(queue, (-share * part * completion[source], arrival, share * part, (*backwards, source)))
             arrival += 1
     return found
+
+
+def _entered_by_features(edges: Edges, normalised: sp.csr_array) -> sp.csr_array:
+    """Without what reaches the top logit directly from anything but a feature; shares stay those of the whole graph."""
+    coo = normalised.tocoo()
+    kept = (coo.row != edges.top_logit) | edges.nodes.is_kind(NodeKind.FEATURE)[coo.col]
+    return sp.csr_array((coo.data[kept], (coo.row[kept], coo.col[kept])), shape=coo.shape)
 
 
 def _best_completion(normalised: sp.csr_array, layer: np.ndarray) -> np.ndarray:

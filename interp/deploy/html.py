@@ -52,11 +52,17 @@ def write_html(
     """Write `graph` as one self-contained HTML file, whole or not at all.
 
     `features` holds a card per (layer, latent); cards of features that the graph does not have are left out. `paths`
-    are listed and drawn before a node is chosen, by default `graph.paths(10)`. The address `#node=<id>` opens a node.
+    are listed and drawn before a node is chosen, by default `strongest(graph)`. The address `#node=<id>` opens a node.
     """
-    page = page_html(graph, features or {}, graph.paths(10) if paths is None else paths, title)
+    page = page_html(graph, features or {}, strongest(graph) if paths is None else paths, title)
     with atomic_path(path) as beside:
         beside.write_text(page, encoding="utf-8")
+
+
+def strongest(graph: AttributionGraph) -> list[CircuitPath]:
+    """Ten paths to the top logit and ten that pass a feature, each once."""
+    both = (*graph.paths(10), *graph.paths(10, through_features=True))
+    return list({path.node_ids: path for path in both}.values())
 
 
 def page_html(

@@ -10,7 +10,7 @@ from interp.scripts.console import check_output, console, say
 from interp.scripts.doctor import print_claims, summary
 from interp.scripts.train_transcoders import train
 
-QUICK_TOKENS = 6_000
+QUICK_TOKENS = 10_000
 FULL_TOKENS = 40_000
 
 
@@ -75,9 +75,7 @@ def _training(config: Demo):
     from interp.training import TranscoderTrainingConfig
 
     if config.quick:
-        return TranscoderTrainingConfig(
-            total_tokens=QUICK_TOKENS, held_out_tokens=1_500, expansion_factor=1, k=16, epochs=1
-        )
+        return TranscoderTrainingConfig(total_tokens=QUICK_TOKENS, held_out_tokens=1_500, expansion_factor=2, epochs=3)
     return TranscoderTrainingConfig(total_tokens=FULL_TOKENS)
 
 

@@ -124,6 +124,9 @@ def say_graph(graph, pruned) -> None:
     say(f"Pruned from {len(graph.nodes)} to {len(pruned.nodes)} nodes. The ten strongest paths to the top logit:")
     for path in graph.paths(10):
         say(f"  {path}")
+    say("The ten strongest that pass a feature:")
+    for path in graph.paths(10, through_features=True):
+        say(f"  {path}")
 
 
 def _token(engine, text: str) -> int:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interp.circuits.graph import AttributionGraph, Edges
+from interp.circuits.graph import AttributionGraph, Edges, NodeKind
 from interp.errors import UserError
 from tests.circuits import dense_oracle
 from tests.circuits.synthetic import hand_edges, synthetic_edges
@@ -65,3 +65,13 @@ def test_paths_without_excluded_positions_renormalise_what_is_left():
 def test_no_path_is_not_a_number_of_paths():
     with pytest.raises(UserError, match="k is 0"):
         AttributionGraph.from_edges(hand_edges()).paths(0)
+
+
+@given(seed=st.integers(0, 10_000))
+def test_paths_through_features_are_those_of_all_paths_that_pass_one(seed):
+    edges = synthetic_edges(seed, n_layers=3, n_pos=3, features_per_cell=2)
+    features = {edges.node_ids[row] for row in np.flatnonzero(edges.nodes.is_kind(NodeKind.FEATURE))}
+    passing = {ids: share for ids, share in all_paths(edges).items() if features & set(ids)}
+    found = AttributionGraph.from_edges(edges).paths(10, through_features=True)
+    assert len(found) == min(10, len(passing)) and all(features & set(path.node_ids) for path in found)
+    np.testing.assert_allclose([path.share for path in found], sorted(passing.values(), reverse=True)[:10], rtol=1e-12)

@@ -10,7 +10,7 @@ import pytest
 
 from interp.circuits.graph import AttributionGraph, NodeKind
 from interp.circuits.graph_json import graph_document, graph_from_document, validate_document
-from interp.deploy.html import FeatureCard, json_for_script, write_html
+from interp.deploy.html import FeatureCard, json_for_script, strongest, write_html
 from interp.errors import InterpError, UserError
 from tests.circuits.synthetic import hand_edges, synthetic_edges
 
@@ -93,7 +93,7 @@ def test_cards_of_features_in_the_graph_and_the_strongest_paths_are_on_the_page(
             "fraction_active": 0.0125,
         }
     }
-    assert [path["node_ids"] for path in view["paths"]] == [list(path.node_ids) for path in graph.paths(10)]
+    assert [path["node_ids"] for path in view["paths"]] == [list(path.node_ids) for path in strongest(graph)]
     _, page = write_page(tmp_path, graph, paths=graph.paths(2))
     assert len(page.json("view-data")["paths"]) == 2
 

@@ -134,7 +134,7 @@ def test_trace_writes_a_valid_graph_and_a_page(interp: Interp, tiny: Path, trans
     assert sum(node["feature_type"] == "logit" for node in document["nodes"]) == 3
     certificate = AttributionGraph.load(tmp_path / "mine.json").certificate
     assert certificate is not None and certificate.max_relative_error <= 1e-4
-    assert outcome.out.count("Replacement score") == 2 and outcome.out.count("share ") == 10
+    assert outcome.out.count("Replacement score") == 2 and outcome.out.count("share ") == 20
 
 
 def test_trace_explains_the_token_that_is_asked_for(

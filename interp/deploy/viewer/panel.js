@@ -99,8 +99,12 @@ function overview() {
       make("strong", {}, certificate.max_relative_error.toExponential(1)), ` relative (${certificate.max_absolute_error.toExponential(1)} absolute). `,
       make("span", { class: "note" }, `Computed on the ${certificate.scope}.`)));
   }
-  if (view.paths.length) {
-    parts.push(make("h3", {}, "Strongest paths to the top logit"), make("ol", { class: "paths" }, ...view.paths.map(pathEntry)));
+  const passesFeature = ({ node_ids }) => node_ids.some((id) => byId.get(id)?.kind === "feature");
+  for (const [title, paths] of [
+    ["Strongest paths to the top logit", view.paths.filter((path) => !passesFeature(path))],
+    ["Strongest paths that pass a feature", view.paths.filter(passesFeature)],
+  ]) {
+    if (paths.length) parts.push(make("h3", {}, title), make("ol", { class: "paths" }, ...paths.map(pathEntry)));
   }
   return parts;
 }
@@ -126,9 +130,9 @@ function showPanel() {
   const parts = [
     make("button", { type: "button", class: "back", onclick: () => select(null) }, "← Overview"),
     make("h2", {}, selected.words), facts(selected),
+    ...(selected.kind === "feature" ? featureParts(selected) : []),
     ...(selected.kind === "feature" || selected.kind === "logit" ? linkList("Inputs", selected.inputs, ({ source }) => source) : []),
     ...(selected.kind === "logit" ? [] : linkList("Outputs", selected.outputs, ({ target }) => target)),
-    ...(selected.kind === "feature" ? featureParts(selected) : []),
   ];
   panel.replaceChildren(...parts.filter(Boolean));
 }
