@@ -13,7 +13,17 @@ from interp.models.describe import describe
 from interp.models.resolve import resolve
 
 ENGINES = ("auto", "eager")
-REPORT = logging.getLogger("interp").info
+LOGGER = logging.getLogger("interp")
+
+
+def tell(text: str) -> None:
+    """Say one line to whoever loads a model: through the logger `interp`, on stderr where logging is not set up."""
+    if not LOGGER.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+        LOGGER.addHandler(handler)
+        LOGGER.setLevel(logging.INFO)
+    LOGGER.info(text)
 
 
 def load_model(
@@ -23,7 +33,7 @@ def load_model(
     device: str | None = None,
     dtype: str | None = None,
     prove: bool = True,
-    report: Callable[[str], None] = REPORT,
+    report: Callable[[str], None] = tell,
 ) -> EagerEngine:
     """An engine for a hub id, a checkpoint directory, a GGUF file or a packaged model such as `gemma-3-270m`.
 
