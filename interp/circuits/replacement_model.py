@@ -114,7 +114,7 @@ class ReplacementModel:
 
     def _check_trunk(self) -> None:
         anatomy = self.engine.anatomy
-        needed = [Address("resid_pre", 0), Address("lm_head"), Address("logits")]
+        needed = [Address("embeddings"), Address("resid_pre", 0), Address("lm_head"), Address("logits")]
         if isinstance(anatomy.final_norm, Norm):
             needed.append(Address("final_norm_scale"))
         for address in needed:
@@ -170,15 +170,17 @@ class ReplacementModel:
         """Run the model once on one prompt ([pos] or [1, pos]) and freeze what the linear model needs."""
         tokens = torch.as_tensor(input_ids).flatten().tolist()
         anatomy = self.engine.anatomy
-        if isinstance(anatomy.terms, Refusal):
-            raise PointRefused(f"{self.engine.model.name} has no linear start: {anatomy.terms.reason}.")
+        if isinstance(anatomy.start, Refusal):
+            raise PointRefused(f"{self.engine.model.name} has no linear start: {anatomy.start.reason}.")
+        if anatomy.start.norm is not None:
+            raise PointRefused(f"{self.engine.model.name} has no linear start: a norm stands behind its embeddings.")
         (result,) = self.engine.run([Request(tokens, capture=self._points())])
         captured = result.capture
         with torch.no_grad():
             return ReplacementState(
                 tokens=tokens,
                 layers=tuple(self._layer_state(layer, tokens, captured) for layer in range(len(self.blocks))),
-                terms=self._terms(tokens, captured["resid_pre.0"]),
+                terms=self._terms(captured),
                 final_scale=captured["final_norm_scale"] if self.final_norm is not None else None,
                 lm_head=captured["lm_head"][-1],
                 logits=captured["logits"][-1],
@@ -195,7 +197,8 @@ class ReplacementModel:
             "mlp_post_norm_scale",
         ]
         wanted = [Address(name, layer) for layer in range(len(self.blocks)) for name in names]
-        wanted += [Address("resid_pre", 0), Address("final_norm_scale"), Address("lm_head"), Address("logits")]
+        wanted += [Address("resid_pre", 0)]
+        wanted += [Address(name) for name in ("embeddings", "final_norm_scale", "lm_head", "logits")]
         return [address for address in wanted if not isinstance(self.engine.anatomy.tap(address), Refusal)]
 
     def _layer_state(self, layer: int, tokens: list[int], captured: Capture) -> LayerState:
@@ -226,17 +229,14 @@ class ReplacementModel:
             trained=trained,
         )
 
-    def _terms(self, tokens: list[int], first: Tensor) -> tuple[tuple[str, Tensor], ...]:
-        """Learned positions from their own module; the token embedding is what remains of the stream."""
-        terms = self.engine.anatomy.terms
-        assert not isinstance(terms, Refusal)
-        positions = [term for term in terms if term.kind == "position"]
-        if not positions:
+    def _terms(self, captured: Capture) -> tuple[tuple[str, Tensor], ...]:
+        """The token embedding, and what remains of the first stream where the family has learned positions."""
+        start, first = self.engine.anatomy.start, captured["resid_pre.0"]
+        assert not isinstance(start, Refusal)
+        if not any(term.kind == "position" for term in start.terms):
             return (("token", first),)
-        (result,) = self.engine.run([Request(tokens, capture=["embeddings"])])
-        token = result.capture["embeddings"]
-        steps = next(term.tap.steps for term in terms if term.kind == "token")
-        for step in steps:
+        token = captured["embeddings"]
+        for step in next(term.tap.steps for term in start.terms if term.kind == "token"):
             token = step.read(token)
         return ("token", token), ("position", first - token)
 

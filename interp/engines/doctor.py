@@ -24,8 +24,14 @@ def prove(engine: EagerEngine) -> list[Claim]:
 
 
 def refuse_unproven(engine: EagerEngine) -> list[Claim]:
-    """Run the proofs and take away every point that a failed claim vouched for; returns the claims."""
+    """Run the proofs and take away every point that a failed claim vouched for, or none vouches for; the claims."""
     claims = prove(engine)
+    vouched = {(name, claim.layer) for claim in claims for name in claim.points}
+    # Where the stream begins is known by what the first block does with it, even if not by what it is made of.
+    vouched |= {("resid_pre", 0) for claim in claims if claim.proof == "P1" and claim.layer == 0}
+    for address in needed(engine.anatomy):
+        if (address.name, address.layer) not in vouched:
+            engine.anatomy.refused[address] = Refusal("no equation of this model reads it, so nothing proves it")
     for claim in claims:
         if not claim.holds:
             where = "" if claim.layer is None else f" at layer {claim.layer}"

@@ -97,11 +97,31 @@ class Sublayer:
     post_norm: Norm | None
     post_norm_input: Tap | None
     multiplier: float
+    reads: int = 0
+    """After how many of the block's stream steps it reads the stream."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Projection:
+    """Queries, keys or values: channels of a linear map of what the attention reads."""
+
+    tap: Tap
+    linear: Linear
+    index: Tensor
+    """[heads, d_head]: channel numbers in the linear map's output."""
+    of_input: bool
+    """Whether the linear map reads what the attention module received, and not a latent made from it."""
 
     @property
-    def core(self) -> Tap:
-        """The raw output, which every sublayer has."""
-        return self.raw
+    def weight(self) -> Tensor:
+        """[heads, d_head, d_in]"""
+        return self.linear.weight[self.index.to(self.linear.weight.device)]
+
+    @property
+    def bias(self) -> Tensor | None:
+        """[heads, d_head], or None."""
+        bias = self.linear.bias
+        return None if bias is None else bias[self.index.to(bias.device)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,11 +131,9 @@ class Mixer:
     module: nn.Module
     """The module that calls the attention function."""
     path: str
-    query: Tap | Refusal
-    key: Tap | Refusal
-    value: Tap | Refusal
-    value_weight: Callable[[], tuple[Tensor, Tensor | None]] | Refusal
-    """W_V [kv heads, d_head, d_in] and its bias [kv heads, d_head]."""
+    query: Projection | Refusal
+    key: Projection | Refusal
+    value: Projection | Refusal
     z: Tap | Refusal
     output: Linear | Refusal
     q_norm: Norm | Refusal
@@ -125,6 +143,9 @@ class Mixer:
     n_heads: int
     n_kv_heads: int
     d_head: int
+    scaling: float | None = None
+    """What the score product is multiplied by, as the family hands it to the attention function."""
+    softcap: float | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,6 +158,30 @@ class Neurons:
     pre: Tap | Refusal
     pre_linear: Tap | Refusal
     activation: Callable[[Tensor], Tensor] | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Add:
+    """The stream gets the sum of these points of its layer."""
+
+    points: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weigh:
+    """The stream is multiplied by a constant."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Renorm:
+    """The stream goes through a norm."""
+
+    norm: Norm
+
+
+StreamStep = Add | Weigh | Renorm
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -154,6 +199,17 @@ class Block:
     mixer: Mixer | Refusal
     neurons: Neurons | Refusal
     parallel: bool
+    steps: tuple[StreamStep, ...] = ()
+    """What happens to the stream from resid_pre to resid_post."""
+    steps_to_mid: int = 0
+    """How many of them lead to resid_mid; 0 where it does not exist."""
+    extra: Tap | Refusal = Refusal("this block adds nothing to the stream but attention and MLP")
+
+    @property
+    def plain(self) -> bool:
+        """Whether the stream is only added to, by attention and MLP alone."""
+        named = {"attn_out_post", "mlp_out_post"}
+        return all(isinstance(step, Add) and named.issuperset(step.points) for step in self.steps)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -162,6 +218,14 @@ class Term:
 
     kind: Literal["token", "position"]
     tap: Tap
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Start:
+    """How the stream begins: the sum of its terms, through a norm where the family has one there."""
+
+    terms: tuple[Term, ...]
+    norm: Norm | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -185,8 +249,8 @@ class Anatomy:
 
     model: nn.Module
     embeddings: Tap
-    terms: tuple[Term, ...] | Refusal
-    """Addends of resid_pre.0: their taps sum to it."""
+    start: Start | Refusal
+    """What resid_pre.0 is made of."""
     blocks: tuple[Block, ...]
     trunk: str
     """Path of the module whose output is the final norm's: it runs everything but the head."""

@@ -29,6 +29,9 @@ class AttentionCall(NamedTuple):
     """[batch, heads, query, key]"""
     output: Tensor
     """[batch, pos, heads, d_head]"""
+    scaling: float | None
+    """What the family multiplies the score product by; None where it leaves that to the function."""
+    softcap: float | None
 
 
 Watcher = Callable[[nn.Module, AttentionCall], None]
@@ -52,7 +55,8 @@ def _observed(
     eager = sys.modules[type(module).__module__].eager_attention_forward
     with _Softmax() as softmax:
         output, probs = eager(module, query, key, value, attention_mask, **kwargs)
-    call = AttentionCall(query, key, value, softmax.argument, probs, output)
+    scaling, softcap = kwargs.get("scaling"), kwargs.get("softcap")
+    call = AttentionCall(query, key, value, softmax.argument, probs, output, scaling, softcap)
     for watcher in _watchers.get():
         watcher(module, call)
     return output, probs

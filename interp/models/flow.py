@@ -10,15 +10,34 @@ from itertools import pairwise
 from torch import nn
 
 from interp.models.probe import Call, Key, Node, Op, Trace
+from interp.models.recognise import norm_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Addition:
     """`result = stream + contribution`."""
 
-    stream: int
-    contribution: int
     result: int
+    contribution: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weighing:
+    """`result = factor · stream`, as in families that weigh the stream itself before they add to it."""
+
+    result: int
+    factor: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Renorming:
+    """`result = norm(stream)`, as in families that norm the stream after they have added to it."""
+
+    result: int
+    call: Call
+
+
+Link = Addition | Weighing | Renorming
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,8 +58,8 @@ class Stage:
     group: int
     input_key: Key
     output_key: Key
-    additions: tuple[Addition, ...] | None
-    """In order; None if the output is not the input plus contributions."""
+    links: tuple[Link, ...] | None
+    """What happens to the stream, in order; None if the output does not come from the input in such steps."""
 
     @property
     def enters(self) -> int:
@@ -82,15 +101,18 @@ def _stage(trace: Trace, call: Call, group: int) -> Stage | None:
         for output_key, left in call.outputs.items():
             if trace.value[left].shape != x.shape:
                 continue
-            additions = follow(trace, entered, left)
-            if additions:
-                return Stage(call, group, input_key, output_key, tuple(additions))
+            links = follow(trace, entered, left, call)
+            if links and any(isinstance(link, Addition) for link in links):
+                return Stage(call, group, input_key, output_key, tuple(links))
             fallback = fallback or Stage(call, group, input_key, output_key, None)
     return fallback
 
 
-def follow(trace: Trace, start: int, end: int) -> list[Addition] | None:
-    """The additions that lead from `start` to `end`, in order; None if anything else happened to the stream."""
+def follow(trace: Trace, start: int, end: int, within: Call) -> list[Link] | None:
+    """The steps that lead from `start` to `end`, in order; None if anything else happened to the stream.
+
+    Where both operands of an addition come from the stream in such steps, neither is a contribution: None as well.
+    """
     goal = trace.root(start)
     reached: dict[int, bool] = {}
 
@@ -100,23 +122,46 @@ def follow(trace: Trace, start: int, end: int) -> list[Addition] | None:
             return True
         if node not in reached:
             reached[node] = False
-            op = trace.producer.get(node)
-            reached[node] = op is not None and any(reaches(operand) for operand in addends(trace, op))
+            reached[node] = any(reaches(before) for before in _before(trace, node, within))
         return reached[node]
 
-    additions: list[Addition] = []
+    links: list[Link] = []
     node = trace.root(end)
     while node != goal:
-        op = trace.producer.get(node)
-        operands = addends(trace, op) if op is not None else []
-        on_stream = [operand for operand in operands if reaches(operand)]
-        if len(operands) != 2 or len(on_stream) != 1:
+        before = _before(trace, node, within)
+        on_stream = [candidate for candidate in before if reaches(candidate)]
+        if len(on_stream) != 1:
             return None
-        stream = on_stream[0]
-        other = operands[1] if operands[0] == stream else operands[0]
-        additions.append(Addition(stream, other, node))
-        node = trace.root(stream)
-    return additions[::-1]
+        op = trace.producer.get(node)
+        if len(before) == 2:
+            links.append(Addition(node, before[1] if before[0] == on_stream[0] else before[0]))
+        elif op is not None and (weighed := constant_factor(trace, op)) is not None:
+            links.append(Weighing(node, weighed[1]))
+        else:
+            norm = norm_behind(trace, node, within)
+            assert norm is not None
+            links.append(Renorming(node, norm))
+        node = trace.root(on_stream[0])
+    return links[::-1]
+
+
+def _before(trace: Trace, node: int, within: Call) -> list[int]:
+    """What `node` may be the stream's continuation of: two addends, what was weighed, or what was normed."""
+    op = trace.producer.get(trace.root(node))
+    if op is None:
+        return []
+    if operands := addends(trace, op):
+        return operands
+    if (weighed := constant_factor(trace, op)) is not None:
+        return [weighed[0]]
+    norm = norm_behind(trace, node, within)
+    return [] if norm is None else [next(iter(norm.inputs.values()))]
+
+
+def norm_behind(trace: Trace, node: int, within: Call) -> Call | None:
+    """The norm inside `within` that returned `node`."""
+    call = returned_inside(trace, node, within)
+    return call if call is not None and norm_of(trace, call) is not None else None
 
 
 def addends(trace: Trace, op: Op) -> list[int]:

@@ -6,13 +6,28 @@ import torch
 from torch import nn
 
 from interp.errors import InterpError
-from interp.models.anatomy import Anatomy, Block, Head, Refusal, Tap, Term, scaled
+from interp.models.anatomy import (
+    Add,
+    Anatomy,
+    Block,
+    Head,
+    Refusal,
+    Renorm,
+    Start,
+    StreamStep,
+    Tap,
+    Term,
+    Weigh,
+    scaled,
+)
 from interp.models.attention import AttentionCall, observed
 from interp.models.float64 import numerics
-from interp.models.flow import Stage, constant_factor, sources, stages
-from interp.models.interior import linear_of, mixer_of, neurons_of
+from interp.models.flow import Renorming, Stage, Weighing, constant_factor, norm_behind, sources, stages
+from interp.models.mixer import mixer_of
+from interp.models.neurons import neurons_of
 from interp.models.probe import Call, Trace, recording
-from interp.models.sublayers import Part, input_tap, norm_of, output_tap, parts_of
+from interp.models.recognise import linear_of, norm_of
+from interp.models.sublayers import Part, input_tap, output_tap, parts_of
 
 N_POS = 11
 """Length of the probe: unlike any head count or head width, so that the position axis shows itself."""
@@ -30,7 +45,8 @@ def resolve(model: nn.Module, d_vocab: int) -> Anatomy:
 
         def watch(module: nn.Module, call: AttentionCall) -> None:
             tensors = {name: getattr(call, name) for name in ("query", "key", "value")}
-            event = trace.enter(f"{paths[id(module)]}@attention", module, (), tensors)
+            constants = {"scaling": call.scaling, "softcap": call.softcap}
+            event = trace.enter(f"{paths[id(module)]}@attention", module, (), tensors | constants)
             trace.leave(event, {"output": call.output, "probs": call.probs})
 
         with observed(model, watch), numerics(next(model.parameters()).dtype):
@@ -47,8 +63,7 @@ def _read(trace: Trace, model: nn.Module, tokens: torch.Tensor) -> Anatomy:
             "write its Anatomy by hand."
         )
     whole = trace.calls_of("")[0]
-    ids = trace.root(trace.node(tokens))
-    embed = [c for c in trace.calls if ids in map(trace.root, c.inputs.values()) and _floats(trace, c)][-1]
+    embed = _embedding(trace, tokens)
     logits_key = "logits" if "logits" in whole.outputs else next(iter(whole.outputs))
     head, lm_head = _head(trace, whole, whole.outputs[logits_key])
     final_node = lm_head.inputs[next(iter(lm_head.inputs))] if lm_head is not None else whole.outputs[logits_key]
@@ -61,7 +76,7 @@ def _read(trace: Trace, model: nn.Module, tokens: torch.Tensor) -> Anatomy:
     return Anatomy(
         model=model,
         embeddings=output_tap(embed, next(iter(embed.outputs))),
-        terms=_terms(trace, whole, embed, found[0]),
+        start=_start(trace, whole, embed, found[0]),
         blocks=tuple(_block(trace, stage) for stage in found),
         trunk=trunk,
         final_norm=(norm_of(trace, norm_call) if norm_call is not None and reads_last else None) or no_final,
@@ -81,8 +96,19 @@ def _read(trace: Trace, model: nn.Module, tokens: torch.Tensor) -> Anatomy:
     )
 
 
-def _floats(trace: Trace, call: Call) -> bool:
-    return any(trace.value[node].is_floating_point() for node in call.outputs.values())
+def _embedding(trace: Trace, tokens: torch.Tensor) -> Call:
+    """The innermost module that receives the token ids and looks them up in a table."""
+    ids = trace.root(trace.node(tokens))
+    looked_up = {op.outputs[0] for op in trace.ops if op.name == "embedding" and trace.root(op.inputs[1]) == ids}
+    found = [
+        call
+        for call in trace.calls
+        if ids in map(trace.root, call.inputs.values())
+        and any(trace.ancestors(node, since=call.first_input) & looked_up for node in call.outputs.values())
+    ]
+    if not found:
+        raise InterpError("No module looks the token ids up in a table; write this model's Anatomy by hand.")
+    return found[-1]
 
 
 def _head(trace: Trace, whole: Call, node: int) -> tuple[Head | Refusal, Call | None]:
@@ -104,10 +130,12 @@ def _head(trace: Trace, whole: Call, node: int) -> tuple[Head | Refusal, Call | 
     return Refusal("the logits are not a linear map's output, scaled and capped"), None
 
 
-def _terms(trace: Trace, whole: Call, embed: Call, first: Stage) -> tuple[Term, ...] | Refusal:
-    """The stream's first value as a sum of module outputs."""
+def _start(trace: Trace, whole: Call, embed: Call, first: Stage) -> Start | Refusal:
+    """The stream's first value as a sum of module outputs, normed or not."""
     unknown = Refusal("what enters the first block is not a sum of embeddings")
-    parts = sources(trace, first.enters, whole)
+    norm = norm_behind(trace, first.enters, whole)
+    before = first.enters if norm is None else next(iter(norm.inputs.values()))
+    parts = sources(trace, before, whole)
     if parts is None:
         return unknown
     terms = []
@@ -117,7 +145,7 @@ def _terms(trace: Trace, whole: Call, embed: Call, first: Stage) -> tuple[Term, 
         if from_tokens and trace.root(part.node) != trace.root(next(iter(embed.outputs.values()))):
             return unknown
         terms.append(Term("token" if from_tokens else "position", scaled(tap, part.factor)))
-    return tuple(terms)
+    return Start(tuple(terms), None if norm is None else norm_of(trace, norm))
 
 
 def _block(trace: Trace, stage: Stage) -> Block:
@@ -127,33 +155,58 @@ def _block(trace: Trace, stage: Stage) -> Block:
         return Block(
             stage.call.path, stage.call.module, stage.group, *boundary, parts, parts, parts, parts, parts, False
         )
-    attn = next((p for p in parts if p.mixes_positions), None)
+    mixers = [p for p in parts if p.mixes_positions]
+    attn = next((p for p in mixers if p.calls_attention), mixers[0] if mixers else None)
     mlp = next((p for p in parts if not p.mixes_positions), None)
+    extras = [p for p in parts if p is not attn and p is not mlp]
+    if len(extras) > 1:
+        many = Refusal("this block adds more to the stream than attention, MLP and one further term", ("resid_post",))
+        return _unread(stage, many)
     no_attn = Refusal("this block has no token mixer", ("mlp_in", "mlp_out"))
     no_mlp = Refusal("this block has no MLP", ("attn_in", "attn_out"))
-    parallel = attn is not None and mlp is not None and not _reads_sum(trace, stage, mlp)
+    parallel = attn is not None and mlp is not None and mlp.sublayer.reads == attn.sublayer.reads
+    mid = _mid(attn, mlp, parallel)
     return Block(
         stage.call.path,
         stage.call.module,
         stage.group,
-        *boundary,
+        input_tap(stage.call, stage.input_key),
+        output_tap(stage.call, stage.output_key),
         attn.sublayer if attn else no_attn,
         mlp.sublayer if mlp else no_mlp,
-        _mid(trace, stage, attn, mlp, parallel),
+        mid,
         mixer_of(trace, attn, N_POS) if attn else no_attn,
         neurons_of(trace, mlp, N_POS) if mlp else no_mlp,
         parallel,
+        steps=_steps(trace, stage, {id(attn): "attn_out_post", id(mlp): "mlp_out_post"}, parts),
+        steps_to_mid=0 if isinstance(mid, Refusal) or mlp is None else mlp.sublayer.reads,
+        **({"extra": extras[0].sublayer.contribution} if extras else {}),
     )
 
 
-def _reads_sum(trace: Trace, stage: Stage, mlp: Part) -> bool:
-    """Whether the MLP reads the stream after the first addition."""
-    source = mlp.sublayer.pre_norm_input or mlp.sublayer.read
-    call = next(c for c in trace.calls_of(source.path))
-    return trace.root(call.inputs[source.key]) != trace.root(stage.enters)
+def _unread(stage: Stage, why: Refusal) -> Block:
+    """A block of which only the ends are known."""
+    boundary = (input_tap(stage.call, stage.input_key), output_tap(stage.call, stage.output_key))
+    return Block(stage.call.path, stage.call.module, stage.group, *boundary, why, why, why, why, why, False)
 
 
-def _mid(trace: Trace, stage: Stage, attn: Part | None, mlp: Part | None, parallel: bool) -> Tap | Refusal:
+def _steps(trace: Trace, stage: Stage, names: dict[int, str], parts: list[Part]) -> tuple[StreamStep, ...]:
+    """The stage's links with the points that they add."""
+    steps: list[StreamStep] = []
+    for index, link in enumerate(stage.links or ()):
+        if isinstance(link, Weighing):
+            steps.append(Weigh(link.factor))
+        elif isinstance(link, Renorming):
+            norm = norm_of(trace, link.call)
+            assert norm is not None
+            steps.append(Renorm(norm))
+        else:
+            here = [part for part in parts if part.addition == index]
+            steps.append(Add(tuple(names.get(id(part), "extra_out_post") for part in here)))
+    return tuple(steps)
+
+
+def _mid(attn: Part | None, mlp: Part | None, parallel: bool) -> Tap | Refusal:
     if attn is None or mlp is None:
         return Refusal("this block has one sublayer, so nothing lies between", ("resid_pre", "resid_post"))
     if parallel:

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from interp.models.anatomy import Refusal, Sublayer, Tap, scaled
-from interp.models.flow import Source, Stage, returned_inside, sources
-from interp.models.norms import Norm, classify
+from interp.models.flow import Addition, Source, Stage, returned_inside, sources
+from interp.models.norms import Norm
 from interp.models.probe import Call, Key, Trace
+from interp.models.recognise import norm_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,6 +24,7 @@ class Part:
     raw_node: int
     addition: int
     mixes_positions: bool
+    calls_attention: bool
 
 
 def output_tap(call: Call, key: Key) -> Tap:
@@ -33,24 +35,16 @@ def input_tap(call: Call, key: Key) -> Tap:
     return Tap(call.path, call.module, "input", key)
 
 
-def norm_of(trace: Trace, call: Call) -> Norm | None:
-    """The norm that this call computed, if it computed one."""
-    if len(call.inputs) < 1 or len(call.outputs) != 1:
-        return None
-    if ("norm", call.order) not in trace.memo:
-        x, y = (trace.value[next(iter(nodes.values()))] for nodes in (call.inputs, call.outputs))
-        trace.memo["norm", call.order] = classify(call.path, call.module, x, y)
-    return trace.memo["norm", call.order]
-
-
 def parts_of(trace: Trace, stage: Stage) -> list[Part] | Refusal:
     """The sublayers of a block in the order of their additions."""
-    if not stage.additions:
+    if not stage.links:
         return Refusal("the block's output is not its input plus outputs of modules", ("resid_pre", "resid_post"))
-    streams = {trace.root(stage.enters)} | {trace.root(addition.result) for addition in stage.additions}
+    streams = {trace.root(stage.enters)} | {trace.root(link.result) for link in stage.links}
     parts: list[Part] = []
-    for index, addition in enumerate(stage.additions):
-        found = sources(trace, addition.contribution, stage.call)
+    for index, link in enumerate(stage.links):
+        if not isinstance(link, Addition):
+            continue
+        found = sources(trace, link.contribution, stage.call)
         if found is None:
             return Refusal("what is added to the stream is no module's output", ("resid_pre", "resid_post"))
         for source in found:
@@ -89,8 +83,19 @@ def _part(trace: Trace, stage: Stage, source: Source, streams: set[int], additio
         post_norm=post_norm,
         post_norm_input=post_norm_input,
         multiplier=source.factor,
+        reads=_steps_before(trace, stage, pre_norm_input or input_tap(call, key)),
     )
-    return Part(sublayer, core, call, raw_node, addition, _mixes_positions(trace, call, key, raw_call, raw_node))
+    attends = any(inner.path.endswith("@attention") for inner in trace.inside(core))
+    mixes = attends or _mixes_positions(trace, call, key, raw_call)
+    return Part(sublayer, core, call, raw_node, addition, mixes, attends)
+
+
+def _steps_before(trace: Trace, stage: Stage, source: Tap) -> int:
+    """After how many stream steps the module behind `source` reads the stream."""
+    call = next(c for c in trace.calls_of(source.path) if c.order > stage.call.order)
+    read = trace.root(call.inputs[source.key])
+    results = [trace.root(link.result) for link in stage.links or ()]
+    return results.index(read) + 1 if read in results else 0
 
 
 def _direct_child(trace: Trace, block: Call, call: Call) -> Call:
@@ -143,13 +148,11 @@ def _behind_elementwise(trace: Trace, node: int, block: Call) -> Call | None:
     return None
 
 
-def _mixes_positions(trace: Trace, first: Call, key: Key, last: Call, raw_node: int) -> bool:
+def _mixes_positions(trace: Trace, first: Call, key: Key, last: Call) -> bool:
     """Whether what the sublayer returns at the last position depends on what it reads at earlier ones.
 
     By more than rounding: experts compute several positions in one product, whose rounding depends on all of them.
     """
-    if any(call.path.endswith("@attention") for call in trace.inside(first)):
-        return True
     if last.path != first.path and not last.path.startswith(first.path + "."):
         return False
     args, kwargs = list(first.args), dict(first.kwargs)

@@ -87,11 +87,11 @@ def _block_tap(block: Block, name: str) -> Tap | Refusal:
         case "mlp_post_norm_scale":
             return _part(mlp, lambda s: _normalized(s.post_norm, s.post_norm_input, NormScale))
         case "query":
-            return _part(mixer, lambda m: m.query)
+            return _part(mixer, lambda m: _part(m.query, lambda p: p.tap))
         case "key":
-            return _part(mixer, lambda m: m.key)
+            return _part(mixer, lambda m: _part(m.key, lambda p: p.tap))
         case "value":
-            return _part(mixer, lambda m: m.value)
+            return _part(mixer, lambda m: _part(m.value, lambda p: p.tap))
         case "q_norm_in" | "q_norm_out":
             return _part(mixer, lambda m: _side(m.q_norm_tap, name))
         case "k_norm_in" | "k_norm_out":
@@ -110,6 +110,8 @@ def _block_tap(block: Block, name: str) -> Tap | Refusal:
             return _part(neurons, lambda n: n.act)
         case "mlp_pre":
             return _part(neurons, lambda n: n.pre)
+        case "extra_out_post":
+            return block.extra
         case "mlp_pre_linear":
             return _part(neurons, lambda n: n.pre_linear)
         case _:
@@ -122,7 +124,6 @@ _ABSENT = {
     "expert_weights": "no router was found in this block's MLP",
     "expert_indices": "no router was found in this block's MLP",
     "expert_out": "no router was found in this block's MLP",
-    "extra_out_post": "this block adds nothing to the stream but attention and MLP",
 }
 
 

@@ -66,6 +66,8 @@ def block_weights(anatomy: Anatomy, layer: int) -> BlockWeights | Refusal:
         tap = anatomy.tap(Address(name, layer))
         if isinstance(tap, Refusal):
             return Refusal(f"{name}.{layer} is not there: {tap.reason}")
+    if not block.plain:
+        return Refusal("the block weighs or norms its stream, or adds a further term to it")
     mixer, attn, mlp = block.mixer, block.attn, block.mlp
     if not (isinstance(mixer, Mixer) and isinstance(attn, Sublayer) and isinstance(mlp, Sublayer)):
         return Refusal("the block has no attention and MLP of the known kinds")
@@ -79,17 +81,18 @@ def block_weights(anatomy: Anatomy, layer: int) -> BlockWeights | Refusal:
         tap = anatomy.tap(Address(name, layer))
         if norm is not None and isinstance(tap, Refusal):
             return Refusal(f"{name}.{layer} is not there: {tap.reason}")
-    if isinstance(mixer.value_weight, Refusal):
-        return mixer.value_weight
+    if isinstance(mixer.value, Refusal):
+        return mixer.value
+    if not mixer.value.of_input:
+        return Refusal("its values are made from a latent, not from what the attention reads")
     if isinstance(mixer.output, Refusal):
         return mixer.output
-    W_V, b_V = mixer.value_weight()
     output = mixer.output.weight
     return BlockWeights(
         attn=_around(attn),
         mlp=_around(mlp),
-        W_V=W_V,
-        b_V=b_V,
+        W_V=mixer.value.weight,
+        b_V=mixer.value.bias,
         W_O=output.reshape(output.shape[0], mixer.n_heads, mixer.d_head),
         b_O=mixer.output.bias,
         parallel=block.parallel,

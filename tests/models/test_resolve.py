@@ -78,10 +78,10 @@ def test_multipliers_scales_and_caps() -> None:
 
 
 def test_embedding_terms() -> None:
-    kinds = {f: [t.kind for t in anatomy(f).terms] for f in ("llama", "gpt2", "opt", "mpt")}  # type: ignore[union-attr]
+    kinds = {f: [t.kind for t in anatomy(f).start.terms] for f in ("llama", "gpt2", "opt", "mpt")}  # type: ignore[union-attr]
     assert kinds["llama"] == kinds["mpt"] == ["token"]
     assert sorted(kinds["gpt2"]) == sorted(kinds["opt"]) == ["position", "token"]
-    (granite,) = anatomy("granite").terms  # type: ignore[misc]
+    (granite,) = anatomy("granite").start.terms  # type: ignore[misc]
     assert "times 3" in granite.tap.transform
 
 

@@ -1,0 +1,248 @@
+"""The equations of one block, each as two sides with numbers in them: P1 and P3 on the stream, P5, P6 and P8 inside."""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from interp.models.anatomy import Add, Block, Mixer, Neurons, Projection, Refusal, Sublayer, Weigh
+from interp.models.norms import Norm
+
+Equation = tuple[str, str, str, "Sides | None"]
+"""Proof, equation, points vouched for, sides."""
+
+
+class Sides(NamedTuple):
+    """An equation with numbers in it."""
+
+    left: Tensor
+    right: Tensor
+    magnitude: Tensor
+    terms: int
+    """How many rounded terms make up one entry."""
+
+
+def block_equations(block: Block, at: Callable[[str], Tensor | None]) -> Iterator[Equation]:
+    """Every equation of a block; `at(point)` gives the point's captured value at this layer, or None."""
+    yield from _stream_equations(block, at)
+    for name, sublayer in (("attn", block.attn), ("mlp", block.mlp)):
+        if isinstance(sublayer, Sublayer):
+            yield from _sublayer_equations(name, block, sublayer, at)
+    if isinstance(block.mixer, Mixer):
+        yield from _attention_equations(block.mixer, at)
+    if isinstance(block.neurons, Neurons):
+        yield from _mlp_equations(block.neurons, at)
+
+
+def _stream_equations(block: Block, at: Callable[[str], Tensor | None]) -> Iterator[Equation]:
+    """P1, in the form that the family declares: its factors, its norms on the stream, its further terms."""
+    n = len(block.steps)
+    spans = [("resid_pre", "resid_mid", 0, block.steps_to_mid), ("resid_mid", "resid_post", block.steps_to_mid, n)]
+    for start, end, first, last in spans if block.steps_to_mid else [("resid_pre", "resid_post", 0, n)]:
+        points, text = _added(block, first, last), _in_words(block, start, first, last)
+        walked = _walk(block, at, start, first, last)
+        sides = None if walked is None or (result := at(end)) is None else walked._replace(right=result)
+        yield "P1", f"{text} = {end}", " ".join((*points, end)), sides
+
+
+def _walk(block: Block, at: Callable[[str], Tensor | None], start: str, first: int, last: int) -> Sides | None:
+    """The stream after steps `first` to `last` from the point `start`; `right` holds the same tensor."""
+    total = at(start)
+    if total is None or not block.steps:
+        return None
+    magnitude, terms = total.abs(), 1
+    for step in block.steps[first:last]:
+        if isinstance(step, Add):
+            for point in step.points:
+                added = at(point)
+                if added is None:
+                    return None
+                total, magnitude, terms = total + added, magnitude + added.abs(), terms + 1
+        elif isinstance(step, Weigh):
+            total, magnitude = total * step.factor, magnitude * abs(step.factor)
+        else:
+            norm = step.norm
+            bias = torch.zeros(()) if norm.bias is None else norm.bias.double()
+            magnitude = (magnitude + magnitude.mean(-1, keepdim=True)) / norm.scale(total)
+            magnitude = magnitude * norm.gain.double().abs() + bias.abs()
+            total, terms = norm.normalized(total) * norm.gain.double() + bias, terms + 8
+    return Sides(total, total, magnitude, terms)
+
+
+def _added(block: Block, first: int, last: int) -> tuple[str, ...]:
+    return tuple(p for step in block.steps[first:last] if isinstance(step, Add) for p in step.points)
+
+
+def _in_words(block: Block, start: str, first: int, last: int) -> str:
+    text = start
+    for step in block.steps[first:last]:
+        if isinstance(step, Add):
+            text = " + ".join((text, *step.points))
+        else:
+            text = f"{step.factor:g} · ({text})" if isinstance(step, Weigh) else f"norm({text})"
+    return text
+
+
+def _sublayer_equations(
+    name: str, block: Block, sublayer: Sublayer, at: Callable[[str], Tensor | None]
+) -> Iterator[Equation]:
+    raw, contribution = at(f"{name}_out"), at(f"{name}_out_post")
+    points = f"{name}_out {name}_out_post"
+    if sublayer.post_norm is None:
+        yield "P3", f"multiplier · {name}_out = {name}_out_post", points, same(contribution, raw, sublayer.multiplier)
+    else:
+        normalized, scale = at(f"{name}_post_normalized"), at(f"{name}_post_norm_scale")
+        sides = normed(sublayer.post_norm, raw, normalized, scale, contribution, sublayer.multiplier)
+        equation = f"post_norm({name}_out) · multiplier = {name}_out_post"
+        yield "P3", equation, f"{points} {name}_post_normalized {name}_post_norm_scale", sides
+    after_mid = bool(block.steps_to_mid) and sublayer.reads >= block.steps_to_mid
+    start, first = ("resid_mid", block.steps_to_mid) if after_mid else ("resid_pre", 0)
+    read = _walk(block, at, start, first, sublayer.reads)
+    stream = None if read is None else read.left
+    if sublayer.pre_norm is None:
+        yield "P8", f"{name}_in is the stream", f"{name}_in", same(at(f"{name}_in"), stream)
+    else:
+        normalized, scale = at(f"{name}_normalized"), at(f"{name}_norm_scale")
+        sides = normed(sublayer.pre_norm, stream, normalized, scale, at(f"{name}_in"))
+        equation = f"{name}_normalized · gain + bias = {name}_in"
+        yield "P8", equation, f"{name}_in {name}_normalized {name}_norm_scale", sides
+
+
+def _attention_equations(mixer: Mixer, at: Callable[[str], Tensor | None]) -> Iterator[Equation]:
+    z, value, probs, scores, out = at("z"), at("value"), at("attn_probs"), at("attn_scores"), at("attn_out")
+    if z is not None and not isinstance(mixer.output, Refusal):
+        sides = _affine(z.flatten(-2), mixer.output.weight, mixer.output.bias, out)
+        yield "P5", "o_proj(z) = attn_out", "z attn_out", sides
+        sides = _head_sum(at("head_out"), sides, mixer.output.bias)
+        yield "P5", "sum of head_out + bias = attn_out", "head_out", sides
+    for name, projection in (("query", mixer.query), ("key", mixer.key), ("value", mixer.value)):
+        if isinstance(projection, Projection) and projection.of_input:
+            bias = None if projection.bias is None else projection.bias.flatten()
+            held = at(name)
+            held = None if held is None else held.flatten(-2)
+            sides = _affine(at("attn_in"), projection.weight.flatten(0, 1), bias, held)
+            yield "P5", f"W attn_in + b = {name}", name, sides
+    yield "P5", "cap(scaling · query_rot key_rot) = attn_scores", "query_rot key_rot attn_scores", _scores(mixer, at)
+    if z is not None and value is not None and probs is not None:
+        each = value.repeat_interleave(mixer.n_heads // mixer.n_kv_heads, dim=1)
+        mixed = torch.einsum("hqk,khd->qhd", probs, each)
+        magnitude = torch.einsum("hqk,khd->qhd", probs, each.abs())
+        yield "P5", "attn_probs @ value = z", "attn_probs value z", Sides(mixed, z, magnitude, probs.shape[-1])
+    if probs is not None:
+        total = probs.sum(-1)
+        yield (
+            "P5",
+            "rows of attn_probs sum to 1",
+            "attn_probs",
+            Sides(total, torch.ones_like(total), torch.ones_like(total), probs.shape[-1]),
+        )
+    if probs is not None and scores is not None:
+        soft = scores.softmax(-1)
+        spread = 1 + scores.abs().masked_fill(soft == 0, 0).amax(-1, keepdim=True)
+        yield (
+            "P5",
+            "softmax(attn_scores) = attn_probs",
+            "attn_scores attn_probs",
+            Sides(soft, probs, spread.expand_as(soft), probs.shape[-1]),
+        )
+    yield from _head_norm_equations(mixer, at)
+
+
+def _scores(mixer: Mixer, at: Callable[[str], Tensor | None]) -> Sides | None:
+    """Scores where nothing is masked: those that the softmax did not send to zero."""
+    query, key, scores, probs = at("query_rot"), at("key_rot"), at("attn_scores"), at("attn_probs")
+    if query is None or key is None or scores is None or probs is None or mixer.scaling is None:
+        return None
+    each = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+    product = torch.einsum("qhd,khd->hqk", query, each) * mixer.scaling
+    magnitude = torch.einsum("qhd,khd->hqk", query.abs(), each.abs()) * abs(mixer.scaling)
+    if mixer.softcap is not None:
+        product = (product / mixer.softcap).tanh() * mixer.softcap
+    seen = probs > 0
+    return Sides(product[seen], scores[seen], magnitude[seen], query.shape[-1])
+
+
+def _head_norm_equations(mixer: Mixer, at: Callable[[str], Tensor | None]) -> Iterator[Equation]:
+    for which, norm in (("q", mixer.q_norm), ("k", mixer.k_norm)):
+        before, after = at(f"{which}_norm_in"), at(f"{which}_norm_out")
+        if isinstance(norm, Norm) and before is not None and after is not None:
+            if norm.gain.ndim and norm.gain.shape[-1] != before.shape[-1]:
+                before, after = before.flatten(-2), after.flatten(-2)
+            normalized = norm.normalized(before)
+            sides = normed(norm, before, normalized, norm.scale(before), after)
+            yield "P8", f"norm({which}_norm_in) = {which}_norm_out", f"{which}_norm_in {which}_norm_out", sides
+
+
+def _mlp_equations(neurons: Neurons, at: Callable[[str], Tensor | None]) -> Iterator[Equation]:
+    act, pre, linear, out = at("mlp_act"), at("mlp_pre"), at("mlp_pre_linear"), at("mlp_out")
+    if act is None:
+        return
+    sides = _affine(act, neurons.down.weight, neurons.down.bias, out, neurons.multiplier)
+    yield "P6", "multiplier · down_proj(mlp_act) = mlp_out", "mlp_act mlp_out", sides
+    if pre is None:
+        return
+    if neurons.activation is None:
+        bad = torch.full_like(act, float("inf"))
+        yield (
+            "P6",
+            "act(mlp_pre) is a known function",
+            "mlp_pre mlp_pre_linear",
+            Sides(bad, act, torch.ones_like(act), 1),
+        )
+        return
+    with torch.no_grad():
+        active = neurons.activation(pre)
+    gated = active if linear is None else active * linear
+    magnitude = pre.abs() if linear is None else (pre.abs() * linear.abs())
+    equation = "act(mlp_pre) = mlp_act" if linear is None else "act(mlp_pre) · mlp_pre_linear = mlp_act"
+    yield (
+        "P6",
+        equation,
+        "mlp_pre" if linear is None else "mlp_pre mlp_pre_linear",
+        Sides(gated, act, magnitude + act.abs(), 8),
+    )
+
+
+def products(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """x W^T + b in float64, some rows of W at a time, and |x| |w| + |b| by Euclidean norms, a bound of the summands."""
+    own = [x @ part.double().T for part in weight.split(16384)]
+    magnitude = torch.linalg.vector_norm(x, dim=-1)[..., None] * torch.linalg.vector_norm(weight, dim=-1).double()
+    offset = torch.zeros((), dtype=x.dtype) if bias is None else bias.double()
+    return torch.cat(own, -1) + offset, magnitude + offset.abs()
+
+
+def same(result: Tensor | None, value: Tensor | None, factor: float = 1.0) -> Sides | None:
+    if result is None or value is None:
+        return None
+    return Sides(value * factor, result, value.abs() * abs(factor), 1)
+
+
+def _affine(
+    x: Tensor | None, weight: Tensor, bias: Tensor | None, y: Tensor | None, factor: float = 1.0
+) -> Sides | None:
+    if x is None or y is None:
+        return None
+    left, magnitude = products(x, weight, bias)
+    return Sides(left * factor, y, magnitude * abs(factor), weight.shape[1])
+
+
+def _head_sum(shares: Tensor | None, whole: Sides | None, bias: Tensor | None) -> Sides | None:
+    """The heads' shares against the output that `whole` computes at once: the same summands, so the same magnitude."""
+    if shares is None or whole is None:
+        return None
+    offset = torch.zeros(()) if bias is None else bias.double()
+    return Sides(shares.sum(-2) + offset, whole.right, whole.magnitude, whole.terms)
+
+
+def normed(
+    norm: Norm, x: Tensor | None, normalized: Tensor | None, scale: Tensor | None, y: Tensor | None, factor: float = 1.0
+) -> Sides | None:
+    if x is None or normalized is None or scale is None or y is None:
+        return None
+    centre = x.mean(-1, keepdim=True) if norm.centred else torch.zeros(())
+    summed = x.abs() + (x.abs().mean(-1, keepdim=True) if norm.centred else 0.0)
+    gain, bias = norm.gain.double(), torch.zeros(()) if norm.bias is None else norm.bias.double()
+    left = (torch.stack([(x - centre) / scale, normalized]) * gain + bias) * factor
+    magnitude = (summed / scale * gain.abs() + bias.abs()) * abs(factor)
+    return Sides(left, y.expand_as(left), magnitude.expand_as(left), 8)

@@ -1,0 +1,67 @@
+"""Which channels of a projection are which head: read from the run.
+
+The reshapes and slices between a projection's output and the place where it is used are applied to channel numbers
+instead of activations.
+"""
+
+import torch
+from torch import Tensor
+
+from interp.models.anatomy import Tap
+from interp.models.probe import Call, Trace
+from interp.models.sublayers import output_tap
+from interp.models.transforms import Channels
+
+VIEWS = frozenset(
+    {
+        "view",
+        "_unsafe_view",
+        "reshape",
+        "transpose",
+        "permute",
+        "split",
+        "split_with_sizes",
+        "chunk",
+        "slice",
+        "select",
+        "unsqueeze",
+        "squeeze",
+        "expand",
+        "clone",
+        "contiguous",
+        "alias",
+        "detach",
+        "_to_copy",
+        "t",
+        "narrow",
+        "unbind",
+        "unflatten",
+        "flatten",
+    }
+)
+
+
+def channels(trace: Trace, call: Call, target: int, n_pos: int) -> Tensor | None:
+    """Which channels of the call's output are `target`'s elements at one position; None unless only views lie between.
+
+    Position 0 of `target` is returned with its remaining axes in order: [heads, d_head] or [width].
+    """
+    output = next(iter(call.outputs.values()))
+    shape = trace.value[output].shape
+    numbers = torch.arange(trace.value[output].numel()).view(shape)
+    index = trace.replay(target, output, numbers, VIEWS)
+    return None if index is None else _at_first_position(index, shape[-1], n_pos)
+
+
+def _at_first_position(index: Tensor, width: int, n_pos: int) -> Tensor | None:
+    position = index // width % n_pos
+    for axis, size in enumerate(index.shape):
+        if size == n_pos and bool((position.movedim(axis, 0).flatten(1) == torch.arange(n_pos)[:, None]).all()):
+            first = (index % width).movedim(axis, 0)[0]
+            return first.reshape([n for n in first.shape if n != 1] or [1]) if first.shape[0] == 1 else first
+    return None
+
+
+def channel_tap(call: Call, index: Tensor) -> Tap:
+    """The channels `index` of what the call returned."""
+    return output_tap(call, next(iter(call.outputs))).then(Channels(index))
