@@ -10,7 +10,7 @@ from interp.scripts.console import check_output, console, say
 from interp.scripts.doctor import print_claims, summary
 from interp.scripts.train_transcoders import train
 
-QUICK_TOKENS = 10_000
+QUICK_TOKENS = 8_000
 FULL_TOKENS = 40_000
 
 
