@@ -17,8 +17,8 @@ from interp.points import Address, ModelInfo
 class Request:
     """One prompt, what to read while it runs, what to change, and how far to continue it."""
 
-    tokens: Sequence[int] | str
-    """Token ids, or text that the engine's tokenizer encodes with its own default for BOS."""
+    tokens: Sequence[int] | Tensor | str
+    """Token ids ([pos], or what `to_tokens` gives for one text), or text, with BOS as the tokenizer's own default."""
     capture: Sequence[Address | str] = ()
     edits: Sequence[Edit] = ()
     max_new_tokens: int = 0
@@ -46,6 +46,9 @@ class Capture(Mapping[Address, Tensor]):
 
     def __len__(self) -> int:
         return len(self._tensors)
+
+    def __repr__(self) -> str:
+        return f"Capture({', '.join(f'{a}: {list(t.shape)}' for a, t in self._tensors.items())})"
 
 
 @dataclass(frozen=True)

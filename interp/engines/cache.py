@@ -14,7 +14,7 @@ from interp.points import POINTS, Address
 def run_with_cache(
     model: Engine,
     tokens: Int[Tensor, "batch pos"],
-    points: Sequence[Address | str],
+    points: Sequence[Address | str] | Address | str,
     attention_mask: Int[Tensor, "batch pos"] | None = None,
 ) -> Capture:
     """Captured tensors [batch, pos, ...] by Address or by its text.
@@ -23,6 +23,10 @@ def run_with_cache(
     masked positions are NaN (-1 for integers), so that a mean over padding cannot pass unnoticed.
     Raises what `Engine.run` raises, and `UserError` for a row without a real token.
     """
+    if isinstance(tokens, str) or (isinstance(tokens, list) and tokens and isinstance(tokens[0], str)):
+        raise UserError("run_with_cache takes token ids, not text: pass model.to_tokens(text).")
+    if isinstance(points, (str, Address)):
+        points = [points]
     tokens = torch.as_tensor(tokens)
     if tokens.ndim != 2:
         raise UserError(f"run_with_cache takes tokens as [batch, pos]; these have shape {list(tokens.shape)}.")

@@ -35,6 +35,12 @@ class EagerEngine:
         self._accepted = set(inspect.signature(module.forward).parameters)
         self._trunk = module.get_submodule(anatomy.trunk) if anatomy.trunk else None
 
+    def __repr__(self) -> str:
+        model = self.model
+        return (
+            f"<{model.name}: {model.n_layers} layers, d_model {model.d_model}, {model.dtype} on {model.device}, eager>"
+        )
+
     def to_tokens(self, text: str | list[str]) -> Int[Tensor, "batch pos"]:
         """Token ids with BOS as the tokenizer's own default; texts of unequal length raise `UserError`."""
         ids = [self._ids(one) for one in ([text] if isinstance(text, str) else text)]
@@ -49,6 +55,8 @@ class EagerEngine:
     def _ids(self, text: str) -> list[int]:
         if self.tokenizer is None:
             raise UserError(f"{self.model.name} has no tokenizer; pass token ids instead of text.")
+        if not text:
+            raise UserError("The prompt is empty: there is no token whose activations could be read; write some text.")
         return list(self.tokenizer(text).input_ids)
 
     def support(self, address: Address | str) -> Support:
@@ -162,7 +170,16 @@ class EagerEngine:
         return (sizes | {"heads": model.n_heads, "kv_heads": model.n_kv_heads}).get(axis)
 
     def _prompt(self, request: Request) -> list[int]:
-        return self._ids(request.tokens) if isinstance(request.tokens, str) else [int(t) for t in request.tokens]
+        if isinstance(request.tokens, str):
+            return self._ids(request.tokens)
+        ids = torch.as_tensor(request.tokens)
+        if ids.ndim == 2 and len(ids) == 1:
+            ids = ids[0]
+        if ids.ndim != 1 or (len(ids) and (ids.is_floating_point() or ids.is_complex())):
+            raise UserError(
+                f"A Request is one prompt of token ids; these have shape {list(ids.shape)} and {ids.dtype}."
+            )
+        return ids.tolist()
 
     def _batch(self, requests: list[Request], plans: list[dict[Address, Tap]]) -> list[Result]:
         uses: dict[Address, Use] = {}
@@ -299,6 +316,8 @@ class EagerEngine:
         head, norm = self.anatomy.head, self.anatomy.final_norm
         if isinstance(head, Refusal):
             raise refused(Address("logits"), head)
+        if resid.shape[-1:] != (self.model.d_model,):
+            raise UserError(f"unembed takes [..., {self.model.d_model}]; this tensor has shape {list(resid.shape)}.")
         with torch.no_grad(), self.numerics():
             x = resid if isinstance(norm, Refusal) else norm.module(resid)
             return head.logits(head.linear.module(x))

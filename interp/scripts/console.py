@@ -1,7 +1,9 @@
 """What commands share on the terminal: one console, progress bars, and errors as one sentence with exit status 2."""
 
 import os
+import signal
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -10,12 +12,14 @@ from typing import TypeVar
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from interp.errors import InterpError, PointRefused
 
 Config = TypeVar("Config")
 console = Console(highlight=False, soft_wrap=True)
+if not console.is_terminal and "COLUMNS" not in os.environ:
+    console.width = 200  # a file or a pipe has no width of its own, and a table that is cut off is of no use there
 
 
 def say(text: str) -> None:
@@ -33,6 +37,7 @@ def run_command(config_type: type[Config], run: Callable[[Config], int | None], 
 def finish(run: Callable[[Config], int | None], config: Config) -> None:
     """Run a command; an `InterpError` becomes one sentence on stderr and exit status 2."""
     quiet_libraries()
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         status = run(config) or 0
     except InterpError as error:
@@ -45,6 +50,11 @@ def finish(run: Callable[[Config], int | None], config: Config) -> None:
         print("Interrupted; finished parts are kept.", file=sys.stderr)  # noqa: T201
         status = 130
     sys.exit(status)
+
+
+def _terminate(number: int, frame: object) -> None:
+    """End as Ctrl-C does, so that what is half done is cleared away."""
+    raise KeyboardInterrupt
 
 
 def check_output(folder: Path) -> None:
@@ -72,14 +82,32 @@ def quiet_libraries() -> None:
 
 @contextmanager
 def bars() -> Iterator[Callable[[str, int, int, str], None]]:
-    """Progress bars by stage: call the result with (stage, done, total, unit)."""
+    """Progress by stage: call the result with (stage, done, total, unit). Bars on a terminal, a few lines elsewhere."""
+    if not console.is_terminal:
+        yield _Lines()
+        return
     columns = (TextColumn("  {task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[unit]}"))
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
-        tasks: dict[str, object] = {}
+        tasks: dict[str, TaskID] = {}
 
         def update(stage: str, done: int, total: int, unit: str) -> None:
             if stage not in tasks:
                 tasks[stage] = progress.add_task(stage, total=total, unit=unit)
-            progress.update(tasks[stage], completed=done, total=total, visible=done < total)  # type: ignore[arg-type]
+            progress.update(tasks[stage], completed=done, total=total, visible=done < total)
 
         yield update
+
+
+class _Lines:
+    """Progress in a file or a pipe: a line every few seconds."""
+
+    EVERY = 10.0
+    """Seconds between two lines, at least."""
+
+    def __init__(self) -> None:
+        self.said = time.monotonic()
+
+    def __call__(self, stage: str, done: int, total: int, unit: str) -> None:
+        if time.monotonic() - self.said >= self.EVERY:
+            self.said = time.monotonic()
+            say(f"  {stage}: {done:,} of {total:,} {unit}")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from interp.scripts.console import check_output, console, say
 from interp.scripts.doctor import print_claims, summary
+from interp.scripts.trace import check_exact
 from interp.scripts.train_transcoders import train
 
 QUICK_TOKENS = 8_000
@@ -38,6 +39,7 @@ def run(config: Demo) -> None:
     """The five steps."""
     started = time.perf_counter()
     check_output(config.output_dir)
+    check_exact(config.dtype)
     documents = _documents(config)
     with _step("Model", "find the checkpoint, convert it once to a plain directory, load it"):
         from interp.engines.load import load_model

@@ -35,9 +35,10 @@ def run(config: Doctor) -> int:
 
 def print_claims(claims) -> None:
     """One row per equation: layers checked, the worst difference and what rounding explains."""
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table("proof", "equation", "checked", "largest difference", "explained", "verdict")
+    equation = Column("equation", overflow="fold")
+    table = Table("proof", equation, "checked", "largest difference", "limit of rounding", "verdict")
     by_equation: dict[tuple[str, str], list] = {}
     for claim in claims:
         by_equation.setdefault((claim.proof, claim.equation), []).append(claim)

@@ -24,14 +24,20 @@ class Points:
 def run(config: Points) -> None:
     """Print one row per point and distinct answer, with the layers that give it."""
     from rich.markup import escape
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from interp.engines.load import load_model
     from interp.points import POINTS
 
     engine = load_model(config.model, device=config.device, dtype=config.dtype, report=say)
     table = Table(
-        "point", "layers", "", "where", "shape per token", "proof", title=f"{engine.model.name}, {engine.model.family}"
+        Column("point", no_wrap=True),
+        "layers",
+        "",
+        Column("where", overflow="fold"),
+        Column("shape per token", overflow="fold"),
+        "proof",
+        title=f"{engine.model.name}, {engine.model.family}",
     )
     for point in POINTS.values():
         for layers, (mark, where) in _answers(engine, point.name, point.per_layer).items():

@@ -41,6 +41,7 @@ class Trace:
 def run(config: Trace) -> None:
     """Write `{output_name}.json`, and `{output_name}.html` if asked."""
     check_output(config.output_dir)
+    check_exact(config.dtype)
     from interp.circuits.attribution import AttributionConfig
     from interp.dictionaries import load_dictionaries
     from interp.engines.load import load_model
@@ -100,11 +101,21 @@ def write_graph(
     say(f"Graph: {path}")
     if html:
         from interp.deploy.cards import feature_cards
-        from interp.deploy.html import write_html
+        from interp.deploy.html import strongest, write_html
 
         cards = feature_cards(model, state, pruned, transcoder_dir)
-        write_html(pruned, path.with_suffix(".html"), cards)
+        write_html(pruned, path.with_suffix(".html"), cards, paths=strongest(graph))
         say(f"Page: {path.with_suffix('.html')}")
+
+
+def check_exact(dtype: str) -> None:
+    """`UserError` for a dtype in which edges do not sum to what they explain."""
+    from interp.circuits.replacement_model import EXACT
+    from interp.errors import UserError
+    from interp.models.device import name_of, parse_dtype
+
+    if name_of(parse_dtype(dtype)) not in EXACT:
+        raise UserError(f"--dtype {dtype} is too coarse for exact attribution; choose {' or '.join(EXACT)}.")
 
 
 def say_graph(graph, pruned) -> None:
