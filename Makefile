@@ -1,7 +1,7 @@
 # What a person types in a fresh clone. Works with GNU make 3.81 (macOS) and in folders whose path contains spaces.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test lint types docs bench clean
+.PHONY: help setup demo test lint types docs families bench clean
 
 # What `make setup` installs; the exact versions are in constraints.txt.
 EXTRAS := dev,demo,train
@@ -9,7 +9,7 @@ SETUP := .venv/.setup-done
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
 	@echo "  Arguments go through ARGS (make demo ARGS=--quick), the interpreter through PYTHON."
 
 setup: $(SETUP) ## create .venv with interp and everything that the other targets need
@@ -56,6 +56,9 @@ types: setup ## pyright
 
 docs: setup ## write the generated pages of docs/ anew
 	.venv/bin/python -m interp.scripts.docs
+
+families: setup ## prove a tiny model of every causal-LM type and write docs/families.md (about ten minutes)
+	.venv/bin/interp doctor --families --out docs/families.md
 
 bench: setup ## the benchmark tables
 	.venv/bin/python -m benchmarks $(ARGS)

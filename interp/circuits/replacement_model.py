@@ -114,6 +114,10 @@ class ReplacementModel:
 
     def _check_trunk(self) -> None:
         anatomy = self.engine.anatomy
+        if isinstance(anatomy.start, Refusal):
+            raise PointRefused(f"{self.engine.model.name} has no linear start: {anatomy.start.reason}.")
+        if anatomy.start.norm is not None:
+            raise PointRefused(f"{self.engine.model.name} has no linear start: a norm stands behind its embeddings.")
         needed = [Address("embeddings"), Address("resid_pre", 0), Address("lm_head"), Address("logits")]
         if isinstance(anatomy.final_norm, Norm):
             needed.append(Address("final_norm_scale"))
@@ -169,11 +173,6 @@ class ReplacementModel:
     def build(self, input_ids: Int[Tensor, "..."] | list[int]) -> ReplacementState:
         """Run the model once on one prompt ([pos] or [1, pos]) and freeze what the linear model needs."""
         tokens = torch.as_tensor(input_ids).flatten().tolist()
-        anatomy = self.engine.anatomy
-        if isinstance(anatomy.start, Refusal):
-            raise PointRefused(f"{self.engine.model.name} has no linear start: {anatomy.start.reason}.")
-        if anatomy.start.norm is not None:
-            raise PointRefused(f"{self.engine.model.name} has no linear start: a norm stands behind its embeddings.")
         (result,) = self.engine.run([Request(tokens, capture=self._points())])
         captured = result.capture
         with torch.no_grad():

@@ -15,7 +15,7 @@ from interp.engines.base import Capture, Provenance, Request, Result, Source, Su
 from interp.engines.batching import Batch, pad
 from interp.engines.hooks import Pass, Session, Use, pick, rows, select
 from interp.errors import PointRefused, UserError
-from interp.models.anatomy import Anatomy, Refusal, Tap
+from interp.models.anatomy import MATRIX_SIDES, Anatomy, Refusal, Tap
 from interp.models.float64 import numerics
 from interp.models.weights import BlockWeights, block_weights
 from interp.points import POINTS, Address, ModelInfo
@@ -87,7 +87,7 @@ class EagerEngine:
                 group = [
                     i
                     for i, (request, plan) in enumerate(zip(requests, plans, strict=True))
-                    if any(tap.side == "attention" for tap in plan.values()) == matrix
+                    if any(tap.side in MATRIX_SIDES for tap in plan.values()) == matrix
                     and (request.max_new_tokens > 0) == generates
                 ]
                 if group:
@@ -110,7 +110,7 @@ class EagerEngine:
         if bad is not None:
             raise UserError(f"Token id {bad} is outside the vocabulary of {self.model.d_vocab} tokens.")
         plan = {address: self._tap(address) for address in map(Address.parse, request.capture)}
-        if request.max_new_tokens and any(tap.side == "attention" for tap in plan.values()):
+        if request.max_new_tokens and any(tap.side in MATRIX_SIDES for tap in plan.values()):
             raise UserError(
                 "Attention matrices are captured on a finished sequence: run it again with max_new_tokens=0."
             )

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from interp.edits import Edit
 from interp.errors import InterpError
-from interp.models.anatomy import Tap
-from interp.models.attention import AttentionCall, observed
+from interp.models.anatomy import MATRIX_SIDES, Tap
+from interp.models.attention import AttentionCall, observed, observed_softmax
 from interp.models.probe import Key
 from interp.points import POINTS, Address
 
@@ -49,7 +49,7 @@ class Session:
 
     @property
     def needs_matrix(self) -> bool:
-        return any(use.tap.side == "attention" for use in self.uses)
+        return any(use.tap.side in MATRIX_SIDES for use in self.uses)
 
     @contextmanager
     def attached(self, model: nn.Module) -> Iterator[None]:
@@ -60,7 +60,10 @@ class Session:
         handles = []
         with ExitStack() as stack:
             if self.needs_matrix:
-                stack.enter_context(observed(model, self._watcher(groups)))
+                stack.enter_context(observed(model, self._watcher(groups, "attention")))
+            own_softmax = [uses[0].tap.module for (_, side), uses in groups.items() if side == "softmax"]
+            if own_softmax:
+                stack.enter_context(observed_softmax(own_softmax, self._watcher(groups, "softmax")))
             try:
                 for (_, side), uses in groups.items():
                     module = uses[0].tap.module
@@ -97,9 +100,9 @@ class Session:
 
         return hook
 
-    def _watcher(self, groups: dict[tuple[int, str], list[Use]]):
+    def _watcher(self, groups: dict[tuple[int, str], list[Use]], side: str):
         def watch(module: nn.Module, call: AttentionCall) -> None:
-            for use in groups.get((id(module), "attention"), ()):
+            for use in groups.get((id(module), side), ()):
                 tensor = getattr(call, str(use.tap.key))
                 if tensor is None:
                     raise InterpError(f"{use.address}: this family's attention function shows no such tensor.")

@@ -11,7 +11,9 @@ from interp.models.probe import Key
 from interp.models.transforms import Scale, Step
 from interp.points import Address
 
-Side = Literal["input", "output", "attention"]
+Side = Literal["input", "output", "attention", "softmax"]
+"""`attention`: what a registered attention function holds; `softmax`: what a module's own softmax takes and gives."""
+MATRIX_SIDES = ("attention", "softmax")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,12 +24,12 @@ class Tap:
     module: nn.Module
     side: Side
     key: Key
-    """Positional index, keyword or tuple element; a field of `AttentionCall` where the side is `attention`."""
+    """Positional index, keyword or tuple element; a field of `AttentionCall` on the two attention sides."""
     steps: tuple[Step, ...] = ()
 
     @property
     def writable(self) -> bool:
-        return self.side != "attention" and all(step.writable for step in self.steps)
+        return self.side not in MATRIX_SIDES and all(step.writable for step in self.steps)
 
     @property
     def transform(self) -> str:
@@ -146,6 +148,12 @@ class Mixer:
     scaling: float | None = None
     """What the score product is multiplied by, as the family hands it to the attention function."""
     softcap: float | None = None
+    sink: bool = False
+    """Whether a row of the attention matrix sums to less than 1."""
+    side: Side = "attention"
+    """Where its matrix is seen."""
+    gate: Projection | Refusal = Refusal("this attention has no gate", ("z",))
+    gate_activation: Callable[[Tensor], Tensor] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -5,7 +5,7 @@ softmax's argument and its result to whoever watches. Logits are those of the un
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -20,22 +20,27 @@ NAME = "interp_observed_eager"
 class AttentionCall(NamedTuple):
     """One layer's attention: query [batch, heads, pos, d_head], key and value [batch, kv heads, pos, d_head]."""
 
-    query: Tensor
-    key: Tensor
-    value: Tensor
+    query: Tensor | None
+    key: Tensor | None
+    value: Tensor | None
     scores: Tensor | None
     """[batch, heads, query, key]: argument of the softmax; None where the family's function calls none."""
     probs: Tensor | None
     """[batch, heads, query, key]"""
-    output: Tensor
+    output: Tensor | None
     """[batch, pos, heads, d_head]"""
     scaling: float | None
     """What the family multiplies the score product by; None where it leaves that to the function."""
     softcap: float | None
+    sink: bool
+    """Whether the softmax has further columns, so that a row of probs sums to less than 1."""
 
 
 Watcher = Callable[[nn.Module, AttentionCall], None]
 _watchers: ContextVar[tuple[Watcher, ...]] = ContextVar("attention_watchers", default=())
+
+
+_SOFTMAX = (torch.softmax, torch.nn.functional.softmax, Tensor.softmax)
 
 
 class _Softmax(TorchFunctionMode):
@@ -44,7 +49,7 @@ class _Softmax(TorchFunctionMode):
     argument: Tensor | None = None
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func in (torch.softmax, torch.nn.functional.softmax, Tensor.softmax):
+        if func in _SOFTMAX:
             self.argument = args[0]
         return func(*args, **(kwargs or {}))
 
@@ -55,8 +60,10 @@ def _observed(
     eager = sys.modules[type(module).__module__].eager_attention_forward
     with _Softmax() as softmax:
         output, probs = eager(module, query, key, value, attention_mask, **kwargs)
-    scaling, softcap = kwargs.get("scaling"), kwargs.get("softcap")
-    call = AttentionCall(query, key, value, softmax.argument, probs, output, scaling, softcap)
+    scores, width = softmax.argument, 0 if probs is None else probs.shape[-1]
+    sink = scores is not None and scores.shape[-1] > width
+    scores = scores[..., :width] if scores is not None and sink else scores
+    call = AttentionCall(query, key, value, scores, probs, output, kwargs.get("scaling"), kwargs.get("softcap"), sink)
     for watcher in _watchers.get():
         watcher(module, call)
     return output, probs
@@ -89,6 +96,32 @@ def observed(model: nn.Module, *watchers: Watcher) -> Iterator[None]:
             config._attn_implementation = implementation
 
 
-def has_registry(module: nn.Module) -> bool:
-    """Whether the module's family looks its attention up in transformers' registry."""
-    return hasattr(sys.modules.get(type(module).__module__), "eager_attention_forward")
+class _SoftmaxInside(TorchFunctionMode):
+    """Shows every softmax over [batch, heads, query, key] that runs while one of the modules does."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        super().__init__()
+        self.watcher = watcher
+        self.running: list[nn.Module] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if self.running and func in _SOFTMAX and result.ndim == 4:
+            probs = result.to(args[0].dtype)
+            self.watcher(self.running[-1], AttentionCall(None, None, None, args[0], probs, None, None, None, False))
+        return result
+
+
+@contextmanager
+def observed_softmax(modules: Collection[nn.Module], watcher: Watcher) -> Iterator[None]:
+    """Watch attention modules of families that compute their softmax themselves, outside transformers' registry."""
+    with _SoftmaxInside(watcher) as mode:
+        handles = []
+        for module in modules:
+            handles.append(module.register_forward_pre_hook(lambda m, args: mode.running.append(m)))
+            handles.append(module.register_forward_hook(lambda m, args, output: mode.running.pop() and None))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()

@@ -124,12 +124,8 @@ def _attention_equations(mixer: Mixer, at: Callable[[str], Tensor | None]) -> It
             sides = _affine(at("attn_in"), projection.weight.flatten(0, 1), bias, held)
             yield "P5", f"W attn_in + b = {name}", name, sides
     yield "P5", "cap(scaling · query_rot key_rot) = attn_scores", "query_rot key_rot attn_scores", _scores(mixer, at)
-    if z is not None and value is not None and probs is not None:
-        each = value.repeat_interleave(mixer.n_heads // mixer.n_kv_heads, dim=1)
-        mixed = torch.einsum("hqk,khd->qhd", probs, each)
-        magnitude = torch.einsum("hqk,khd->qhd", probs, each.abs())
-        yield "P5", "attn_probs @ value = z", "attn_probs value z", Sides(mixed, z, magnitude, probs.shape[-1])
-    if probs is not None:
+    yield from _mixing(mixer, z, value, probs, at("attn_gate"))
+    if probs is not None and not mixer.sink:
         total = probs.sum(-1)
         yield (
             "P5",
@@ -138,15 +134,35 @@ def _attention_equations(mixer: Mixer, at: Callable[[str], Tensor | None]) -> It
             Sides(total, torch.ones_like(total), torch.ones_like(total), probs.shape[-1]),
         )
     if probs is not None and scores is not None:
-        soft = scores.softmax(-1)
+        soft = scores.softmax(-1) * (probs.sum(-1, keepdim=True) if mixer.sink else 1.0)
         spread = 1 + scores.abs().masked_fill(soft == 0, 0).amax(-1, keepdim=True)
         yield (
             "P5",
-            "softmax(attn_scores) = attn_probs",
+            "softmax(attn_scores) less the sink's share = attn_probs"
+            if mixer.sink
+            else "softmax(attn_scores) = attn_probs",
             "attn_scores attn_probs",
             Sides(soft, probs, spread.expand_as(soft), probs.shape[-1]),
         )
     yield from _head_norm_equations(mixer, at)
+
+
+def _mixing(
+    mixer: Mixer, z: Tensor | None, value: Tensor | None, probs: Tensor | None, gate: Tensor | None
+) -> Iterator[Equation]:
+    """The values that are mixed, times the gate's function where there is a gate."""
+    if z is None or value is None or probs is None:
+        return
+    each = value.repeat_interleave(mixer.n_heads // mixer.n_kv_heads, dim=1)
+    mixed = torch.einsum("hqk,khd->qhd", probs, each)
+    magnitude = torch.einsum("hqk,khd->qhd", probs, each.abs())
+    if isinstance(mixer.gate, Refusal):
+        yield "P5", "attn_probs @ value = z", "attn_probs value z", Sides(mixed, z, magnitude, probs.shape[-1])
+    elif gate is not None and mixer.gate_activation is not None:
+        with torch.no_grad():
+            opened = mixer.gate_activation(gate)
+        sides = Sides(mixed * opened, z, magnitude * opened.abs() + z.abs(), probs.shape[-1] + 8)
+        yield "P5", "(attn_probs @ value) · act(attn_gate) = z", "attn_probs value attn_gate z", sides
 
 
 def _scores(mixer: Mixer, at: Callable[[str], Tensor | None]) -> Sides | None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from interp.models.anatomy import Tap
 from interp.models.probe import Call, Trace
 from interp.models.sublayers import output_tap
-from interp.models.transforms import Channels
+from interp.models.transforms import Channels, OneHead
 
 VIEWS = frozenset(
     {
@@ -62,6 +62,9 @@ def _at_first_position(index: Tensor, width: int, n_pos: int) -> Tensor | None:
     return None
 
 
-def channel_tap(call: Call, index: Tensor) -> Tap:
+def channel_tap(trace: Trace, call: Call, index: Tensor) -> Tap:
     """The channels `index` of what the call returned."""
-    return output_tap(call, next(iter(call.outputs))).then(Channels(index))
+    key, node = next(iter(call.outputs.items()))
+    shape = trace.value[node].shape
+    between = (OneHead(),) if len(shape) == 4 and shape[1] == 1 else ()
+    return output_tap(call, key).then(*between, Channels(index))

@@ -1,10 +1,14 @@
 """The inside of softmax attention: which projections feed it, and which channels of them are which head."""
 
-import torch
-from torch import Tensor
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from interp.models.anatomy import Linear, Mixer, Projection, Refusal, Tap
-from interp.models.layout import channel_tap, channels
+import torch
+from torch import Tensor, nn
+
+from interp.models.anatomy import Linear, Mixer, Projection, Refusal, Side, Tap
+from interp.models.layout import VIEWS, channel_tap, channels
+from interp.models.neurons import activation_of, pre_activation
 from interp.models.norms import Norm
 from interp.models.probe import Call, Trace
 from interp.models.recognise import linear_of, norm_of
@@ -14,37 +18,84 @@ from interp.models.transforms import Channels, HeadsFirst, Step
 Linears = list[tuple[Call, Linear]]
 
 
+class _Event(NamedTuple):
+    """Where the scores become the mixed values: nodes of the trace."""
+
+    module: nn.Module
+    path: str
+    side: Side
+    query: int | None
+    key: int | None
+    value: int
+    output: int
+    n_heads: int
+    constants: dict[str, Any]
+
+
 def mixer_of(trace: Trace, part: Part, n_pos: int) -> Mixer | Refusal:
-    """The inside of a softmax attention, from what its attention function received."""
+    """The inside of softmax attention, from what its attention function received or its own softmax gave."""
     inside = trace.inside(part.core)
-    events = [c for c in inside if c.path.endswith("@attention")]
-    if len(events) != 1:
-        return Refusal(
-            "this token mixer does not call transformers' attention functions, so its inside is not seen",
-            ("attn_in", "attn_out"),
-        )
-    event = events[0]
+    event = _registered(trace, inside) or _own_softmax(trace, part)
+    if event is None:
+        return Refusal("this token mixer computes no attention matrix that is seen", ("attn_in", "attn_out"))
     linears = [(c, found) for c in inside if (found := linear_of(trace, c)) is not None]
     norms = [(c, found) for c in inside if (found := norm_of(trace, c)) is not None]
-    query, value = (trace.value[event.inputs[name]] for name in ("query", "value"))
+    value = trace.value[event.value]
     read = trace.root(part.first.inputs[part.sublayer.read.key])
-    projected = _value(trace, linears, event, n_pos, read)
-    n_heads, d_head = query.shape[1], value.shape[-1]
+    projected = _value(trace, linears, event.value, n_pos, read)
     output = next((found for call, found in linears if _returns(trace, call, part.raw_node)), None)
+    gate, activation = _gate(trace, linears, output, event, n_pos, read)
     return Mixer(
         module=event.module,
-        path=event.path.removesuffix("@attention").rstrip("."),
-        query=_before_rotation(trace, linears, event.inputs["query"], n_pos, read),
-        key=_before_rotation(trace, linears, event.inputs["key"], n_pos, read),
+        path=event.path,
+        query=_before_rotation(trace, linears, event.query, n_pos, read),
+        key=_before_rotation(trace, linears, event.key, n_pos, read),
         value=projected,
-        z=_z(trace, output, event, n_heads, d_head),
+        z=_z(trace, output, event, value.shape[-1]),
         output=output or Refusal("the attention's output is not that of a linear map", ("attn_out",)),
         **_head_norms(trace, norms, event, n_pos),  # type: ignore[arg-type]
-        n_heads=n_heads,
-        n_kv_heads=value.shape[1] if isinstance(projected, Refusal) else len(projected.index),
-        d_head=d_head,
-        scaling=event.kwargs["scaling"],
-        softcap=event.kwargs["softcap"],
+        n_heads=event.n_heads,
+        n_kv_heads=event.n_heads if isinstance(projected, Refusal) else len(projected.index),
+        d_head=value.shape[-1],
+        side=event.side,
+        gate=gate,
+        gate_activation=activation,
+        **event.constants,
+    )
+
+
+def _registered(trace: Trace, inside: list[Call]) -> _Event | None:
+    """The one call of the observed attention function."""
+    events = [c for c in inside if c.path.endswith("@attention")]
+    if len(events) != 1:
+        return None
+    event = events[0]
+    query, key, value = (event.inputs[name] for name in ("query", "key", "value"))
+    heads = trace.value[query].shape[1]
+    path, output = event.path.removesuffix("@attention").rstrip("."), event.outputs["output"]
+    constants = {name: event.kwargs[name] for name in ("scaling", "softcap", "sink")}
+    return _Event(event.module, path, "attention", query, key, value, output, heads, constants)
+
+
+def _own_softmax(trace: Trace, part: Part) -> _Event | None:
+    """The one softmax over [batch, heads, query, key] in the sublayer, and the product that mixes values with it."""
+    behind = trace.ancestors(part.raw_node, since=part.first.inputs[part.sublayer.read.key])
+    found = [op for op in trace.ops if op.name == "_softmax" and op.outputs[0] in behind]
+    shapes = [trace.value[op.outputs[0]].shape for op in found]
+    if len(found) != 1 or len(shapes[0]) != 4 or shapes[0][-1] != shapes[0][-2]:
+        return None
+    pending, mixes = [found[0].outputs[0]], []
+    while pending:
+        for op in trace.consumers.get(pending.pop(), ()):
+            if op.name in ("bmm", "matmul", "mm"):
+                mixes.append(op)
+            elif op.name in VIEWS and op.outputs:
+                pending.append(op.outputs[0])
+    if len(mixes) != 1 or mixes[0].inputs[0] not in behind:
+        return None
+    module = part.core.module
+    return _Event(
+        module, part.core.path, "softmax", None, None, mixes[0].inputs[1], mixes[0].outputs[0], shapes[0][1], {}
     )
 
 
@@ -52,18 +103,22 @@ def _returns(trace: Trace, call: Call, node: int) -> bool:
     return any(trace.root(value) == trace.root(node) for value in call.outputs.values())
 
 
-def _value(trace: Trace, linears: Linears, event: Call, n_pos: int, read: int) -> Projection | Refusal:
+def _value(trace: Trace, linears: Linears, node: int, n_pos: int, read: int) -> Projection | Refusal:
     """The value, whose way from its projection is made of views alone; heads that a family repeats count once."""
-    d_head = trace.value[event.inputs["value"]].shape[-1]
+    d_head = trace.value[node].shape[-1]
     for call, found in reversed(linears):
-        index = channels(trace, call, event.inputs["value"], n_pos)
+        index = channels(trace, call, node, n_pos)
         if index is not None:
             return _projection(trace, call, found, _without_repeats(index.reshape(-1, d_head)), read)
     return Refusal("the value is no slice of a projection's output", ("z", "attn_out"))
 
 
-def _before_rotation(trace: Trace, linears: Linears, node: int, n_pos: int, read: int) -> Projection | Refusal:
+def _before_rotation(trace: Trace, linears: Linears, node: int | None, n_pos: int, read: int) -> Projection | Refusal:
     """The projection behind a rotated or normed query or key, by heads as the attention function holds them."""
+    if node is None:
+        return Refusal(
+            "this attention module multiplies queries and keys inside, where nothing shows them", ("attn_in",)
+        )
     behind = trace.ancestors(node, since=linears[0][0].first_input if linears else 0)
     _, heads, _, d_head = trace.value[node].shape
     for call, found in reversed(linears):
@@ -82,7 +137,7 @@ def _before_rotation(trace: Trace, linears: Linears, node: int, n_pos: int, read
 
 def _projection(trace: Trace, call: Call, found: Linear, index: Tensor, read: int) -> Projection:
     of_input = trace.root(next(iter(call.inputs.values()))) == read
-    return Projection(channel_tap(call, index), found, index, of_input)
+    return Projection(channel_tap(trace, call, index), found, index, of_input)
 
 
 def _without_repeats(index: Tensor) -> Tensor:
@@ -91,25 +146,50 @@ def _without_repeats(index: Tensor) -> Tensor:
     return index[keep]
 
 
-def _z(trace: Trace, output: Linear | None, event: Call, n_heads: int, d_head: int) -> Tap | Refusal:
+def _z(trace: Trace, output: Linear | None, event: _Event, d_head: int) -> Tap | Refusal:
     call = None if output is None else trace.calls_of(output.path)[0]
     if call is None:
         return Refusal("the attention's output is not that of a linear map", ("attn_out",))
     key, entered = next(iter(call.inputs.items()))
-    if trace.value[entered].shape[-1] != n_heads * d_head:
+    width = event.n_heads * d_head
+    if trace.value[entered].shape[-1] != width:
         return Refusal("the output projection does not read the mixed values head by head", ("attn_out",))
-    if event.outputs["output"] not in trace.ancestors(entered, since=event.inputs["value"]):
+    if event.output not in trace.ancestors(entered, since=event.value):
         return Refusal("the output projection reads something else than the mixed values", ("attn_out",))
-    return input_tap(call, key).then(Channels(torch.arange(n_heads * d_head).view(n_heads, d_head)))
+    return input_tap(call, key).then(Channels(torch.arange(width).view(event.n_heads, d_head)))
 
 
-def _head_norms(trace: Trace, norms: list[tuple[Call, Norm]], event: Call, n_pos: int) -> dict[str, object]:
+def _gate(
+    trace: Trace, linears: Linears, output: Linear | None, event: _Event, n_pos: int, read: int
+) -> tuple[Projection | Refusal, Callable[[Tensor], Tensor] | None]:
+    """What multiplies the mixed values before the output projection, and the function of it that does."""
+    absent = Refusal("this attention has no gate", ("z",))
+    if output is None:
+        return absent, None
+    entered = next(iter(trace.calls_of(output.path)[0].inputs.values()))
+    op = trace.producer.get(trace.root(entered))
+    if op is None or op.name != "mul" or len(op.inputs) != 2:
+        return absent, None
+    for mixed, gate in (op.inputs, op.inputs[::-1]):
+        pre = pre_activation(trace, linears, gate, n_pos)
+        if pre is None or event.output not in trace.ancestors(mixed, since=event.value):
+            continue
+        call, index, node = pre
+        found = next(linear for own, linear in linears if own is call)
+        width = trace.value[event.value].shape[-1]
+        if index.numel() == event.n_heads * width:
+            projection = _projection(trace, call, found, index.reshape(event.n_heads, width), read)
+            return projection, activation_of(trace, node, gate)
+    return absent, None
+
+
+def _head_norms(trace: Trace, norms: list[tuple[Call, Norm]], event: _Event, n_pos: int) -> dict[str, object]:
     found: dict[str, object] = {}
-    for which, name in (("q", "query"), ("k", "key")):
-        behind = trace.ancestors(event.inputs[name], since=norms[0][0].first_input if norms else 0)
-        mine = [(c, n) for c, n in norms if next(iter(c.outputs.values())) in behind]
-        tap = _norm_tap(trace, mine[-1][0], trace.value[event.inputs[name]], n_pos) if mine else None
+    for which, name, node in (("q", "query", event.query), ("k", "key", event.key)):
         absent = Refusal(f"this attention has no norm on its {name}", (name,))
+        behind = set() if node is None else trace.ancestors(node, since=norms[0][0].first_input if norms else 0)
+        mine = [(c, n) for c, n in norms if next(iter(c.outputs.values())) in behind]
+        tap = _norm_tap(trace, mine[-1][0], trace.value[node], n_pos) if mine and node is not None else None
         found[f"{which}_norm"] = mine[-1][1] if mine and tap is not None else absent
         found[f"{which}_norm_tap"] = tap or absent
     return found

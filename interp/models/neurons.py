@@ -43,20 +43,20 @@ def neurons_of(trace: Trace, part: Part, n_pos: int) -> Neurons | Refusal:
     if behind is not None and behind.name == "mul" and len(behind.inputs) == 2:
         for first, second in (behind.inputs, behind.inputs[::-1]):
             branch = _branch(trace, linears, second, n_pos)
-            other = _pre(trace, linears, first, n_pos)
+            other = pre_activation(trace, linears, first, n_pos)
             if branch is not None and other is not None and not _same(branch, other):
                 gate, straight = first, branch
-    pre = _pre(trace, linears, gate, n_pos)
+    pre = pre_activation(trace, linears, gate, n_pos)
     unseen = Refusal("the activation's argument is no slice of a projection's output", ("mlp_act",))
     return Neurons(
         down=down,
         multiplier=factor,
         act=act,
-        pre=channel_tap(pre[0], pre[1]) if pre is not None else unseen,
+        pre=channel_tap(trace, pre[0], pre[1]) if pre is not None else unseen,
         pre_linear=Refusal("this MLP has no second branch", ("mlp_pre",))
         if straight is None
-        else channel_tap(*straight),
-        activation=None if pre is None else _activation(trace, pre[2], gate),
+        else channel_tap(trace, *straight),
+        activation=None if pre is None else activation_of(trace, pre[2], gate),
     )
 
 
@@ -79,7 +79,9 @@ def _branch(trace: Trace, linears: list[tuple[Call, Linear]], node: int, n_pos: 
     return None
 
 
-def _pre(trace: Trace, linears: list[tuple[Call, Linear]], node: int, n_pos: int) -> tuple[Call, Tensor, int] | None:
+def pre_activation(
+    trace: Trace, linears: list[tuple[Call, Linear]], node: int, n_pos: int
+) -> tuple[Call, Tensor, int] | None:
     """The projection, its channels and the node that the nonlinearity leading to `node` received."""
     behind = trace.ancestors(node, since=linears[0][0].first_input if linears else 0)
     size = trace.value[node].numel()
@@ -98,7 +100,7 @@ def _same(branch: tuple[Call, Tensor], pre: tuple[Call, Tensor, int]) -> bool:
     return branch[0] is pre[0] and torch.equal(branch[1], pre[1])
 
 
-def _activation(trace: Trace, pre: int, gate: int) -> Callable[[Tensor], Tensor] | None:
+def activation_of(trace: Trace, pre: int, gate: int) -> Callable[[Tensor], Tensor] | None:
     """The function from the activation's argument to its value, checked on the recorded tensors."""
     x, y = trace.value[pre], trace.value[gate]
     modules = [c.module for c in trace.returned_by(gate) if len(c.inputs) == 1]

@@ -73,7 +73,7 @@ def _mixing(captured: Captured) -> Captured:
     return {
         a: captured[a]
         for a in captured
-        if a.name in ("attn_scores", "attn_probs", "query_rot", "key_rot", "value", "z")
+        if a.name in ("attn_scores", "attn_probs", "query_rot", "key_rot", "value", "attn_gate", "z")
     }
 
 

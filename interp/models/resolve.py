@@ -45,7 +45,7 @@ def resolve(model: nn.Module, d_vocab: int) -> Anatomy:
 
         def watch(module: nn.Module, call: AttentionCall) -> None:
             tensors = {name: getattr(call, name) for name in ("query", "key", "value")}
-            constants = {"scaling": call.scaling, "softcap": call.softcap}
+            constants = {"scaling": call.scaling, "softcap": call.softcap, "sink": call.sink}
             event = trace.enter(f"{paths[id(module)]}@attention", module, (), tensors | constants)
             trace.leave(event, {"output": call.output, "probs": call.probs})
 
@@ -63,7 +63,7 @@ def _read(trace: Trace, model: nn.Module, tokens: torch.Tensor) -> Anatomy:
             "write its Anatomy by hand."
         )
     whole = trace.calls_of("")[0]
-    embed = _embedding(trace, tokens)
+    embed = _embedding(trace, tokens, found[0].enters)
     logits_key = "logits" if "logits" in whole.outputs else next(iter(whole.outputs))
     head, lm_head = _head(trace, whole, whole.outputs[logits_key])
     final_node = lm_head.inputs[next(iter(lm_head.inputs))] if lm_head is not None else whole.outputs[logits_key]
@@ -96,15 +96,20 @@ def _read(trace: Trace, model: nn.Module, tokens: torch.Tensor) -> Anatomy:
     )
 
 
-def _embedding(trace: Trace, tokens: torch.Tensor) -> Call:
-    """The innermost module that receives the token ids and looks them up in a table."""
-    ids = trace.root(trace.node(tokens))
-    looked_up = {op.outputs[0] for op in trace.ops if op.name == "embedding" and trace.root(op.inputs[1]) == ids}
+def _embedding(trace: Trace, tokens: torch.Tensor, stream: int) -> Call:
+    """The innermost module that looks the token ids up in a table and whose output the stream begins with."""
+    ids, behind = trace.root(trace.node(tokens)), trace.ancestors(stream)
+    looked_up = {
+        op.outputs[0]
+        for op in trace.ops
+        if op.name == "embedding" and op.outputs[0] in behind and ids in trace.ancestors(op.inputs[1])
+    }
     found = [
         call
         for call in trace.calls
-        if ids in map(trace.root, call.inputs.values())
+        if any(ids in trace.ancestors(node) for node in call.inputs.values())
         and any(trace.ancestors(node, since=call.first_input) & looked_up for node in call.outputs.values())
+        and not any(trace.ancestors(node) & looked_up for node in call.inputs.values())
     ]
     if not found:
         raise InterpError("No module looks the token ids up in a table; write this model's Anatomy by hand.")

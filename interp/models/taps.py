@@ -97,13 +97,15 @@ def _block_tap(block: Block, name: str) -> Tap | Refusal:
         case "k_norm_in" | "k_norm_out":
             return _part(mixer, lambda m: _side(m.k_norm_tap, name))
         case "query_rot":
-            return _part(mixer, lambda m: Tap(m.path, m.module, "attention", "query", (HeadsFirst(),)))
+            return _part(mixer, lambda m: _rotated(m, "query"))
         case "key_rot":
-            return _part(mixer, lambda m: Tap(m.path, m.module, "attention", "key", (HeadsFirst(),)))
+            return _part(mixer, lambda m: _rotated(m, "key"))
         case "attn_scores" | "attn_probs":
-            return _part(mixer, lambda m: Tap(m.path, m.module, "attention", name.removeprefix("attn_")))
+            return _part(mixer, lambda m: Tap(m.path, m.module, m.side, name.removeprefix("attn_")))
         case "z":
             return _part(mixer, lambda m: m.z)
+        case "attn_gate":
+            return _part(mixer, lambda m: _part(m.gate, lambda gate: gate.tap))
         case "head_out":
             return _part(mixer, _head_out)
         case "mlp_act":
@@ -119,7 +121,6 @@ def _block_tap(block: Block, name: str) -> Tap | Refusal:
 
 
 _ABSENT = {
-    "attn_gate": "this attention has no gate",
     "router_logits": "no router was found in this block's MLP",
     "expert_weights": "no router was found in this block's MLP",
     "expert_indices": "no router was found in this block's MLP",
@@ -147,6 +148,12 @@ def _side(tap: Tap | Refusal, name: str) -> Tap | Refusal:
     if name.endswith("_in"):
         return Tap(tap.path, tap.module, "input", 0, tap.steps)
     return Tap(tap.path, tap.module, "output", None, tap.steps)
+
+
+def _rotated(mixer: Mixer, name: str) -> Tap | Refusal:
+    if mixer.side != "attention":
+        return Refusal("this attention module multiplies queries and keys inside, where nothing shows them", (name,))
+    return Tap(mixer.path, mixer.module, mixer.side, name, (HeadsFirst(),))
 
 
 def _head_out(mixer: Mixer) -> Tap | Refusal:

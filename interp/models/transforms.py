@@ -100,6 +100,22 @@ class HeadsFirst:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class OneHead:
+    """[batch, 1, pos, ...], as a latent shared by all heads is held, to [batch, pos, ...]."""
+
+    writable = True
+
+    def read(self, x: Tensor) -> Tensor:
+        return x.squeeze(1)
+
+    def write(self, x: Tensor, new: Tensor) -> Tensor:
+        return new.unsqueeze(1)
+
+    def __str__(self) -> str:
+        return "of the one head"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Normalized:
     """A norm's input over its scale, before gain and bias."""
 

@@ -83,6 +83,8 @@ def block_weights(anatomy: Anatomy, layer: int) -> BlockWeights | Refusal:
             return Refusal(f"{name}.{layer} is not there: {tap.reason}")
     if isinstance(mixer.value, Refusal):
         return mixer.value
+    if not isinstance(mixer.gate, Refusal):
+        return Refusal("its attention is gated")
     if not mixer.value.of_input:
         return Refusal("its values are made from a latent, not from what the attention reads")
     if isinstance(mixer.output, Refusal):

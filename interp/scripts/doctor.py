@@ -1,19 +1,27 @@
-"""`interp doctor MODEL`: every equation on every layer, the measured difference, and the verdict."""
+"""`interp doctor MODEL`: every equation on every layer, the measured difference, and the verdict.
+
+`interp doctor --families`: the same on a tiny random model of every causal-LM type, as one page.
+"""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from interp.scripts.console import console, say
+from interp.scripts.console import bars, console, say
 
 
 @dataclass
 class Doctor:
     """Check every claim that the names make about a model; exit status 1 if one fails."""
 
-    model: Annotated[str, tyro.conf.Positional]
-    """Packaged name, checkpoint directory, GGUF file or hub id."""
+    model: Annotated[str, tyro.conf.Positional] = ""
+    """Packaged name, checkpoint directory, GGUF file or hub id; with --families, one type instead of all."""
+    families: bool = False
+    """Build a tiny random model of every causal-LM type of transformers and prove each."""
+    out: Path | None = None
+    """With --families: write the table to this file as Markdown."""
     device: str | None = None
     """cuda, mps or cpu; the best one that is there if left out."""
     dtype: str | None = None
@@ -24,13 +32,44 @@ def run(config: Doctor) -> int:
     """Print the table of proofs; 1 if a claim fails."""
     from interp.engines.doctor import prove
     from interp.engines.load import load_model
+    from interp.errors import UserError
 
+    if config.families:
+        return _families(config)
+    if not config.model:
+        raise UserError("Name a model, or ask for --families.")
+    if config.out is not None:
+        raise UserError("--out belongs to --families; one model's table is printed.")
     engine = load_model(config.model, device=config.device, dtype=config.dtype, prove=False, report=say)
     claims = prove(engine)
     print_claims(claims)
     failed = [claim for claim in claims if not claim.holds]
     say(summary(claims))
     return 1 if failed else 0
+
+
+def _families(config: Doctor) -> int:
+    """Print one line per type that is not proven, and the count; 1 if a claim of a built type fails."""
+    from interp.engines.families import examine_all, page, types
+    from interp.errors import UserError
+    from interp.files import atomic_path
+
+    every = types()
+    if config.model and config.model not in every:
+        raise UserError(f"transformers has no causal-LM type {config.model!r}.")
+    chosen = [config.model] if config.model else every
+    with bars() as update:
+        verdicts = examine_all(chosen, progress=lambda done, total: update("families", done, total, "types"))
+    for verdict in verdicts:
+        if verdict.status != "proven":
+            say(f"{verdict.family}: {verdict.status}, {verdict.reason}.")
+    proven = sum(verdict.status == "proven" for verdict in verdicts)
+    say(f"{proven} of {len(verdicts)} types proven.")
+    if config.out is not None:
+        with atomic_path(config.out) as beside:
+            beside.write_text(page(verdicts), encoding="utf-8")
+        say(f"Table: {config.out}")
+    return 0 if all(verdict.status != "not proven" for verdict in verdicts) else 1
 
 
 def print_claims(claims) -> None:

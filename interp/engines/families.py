@@ -1,0 +1,178 @@
+"""Which families are proven: a tiny random model of every causal-LM type, every proof in true float64, one table."""
+
+import multiprocessing
+import os
+import queue
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from interp.points import POINTS, Address
+
+SECONDS = 120
+"""After which a type is given up."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the proofs say about one type."""
+
+    family: str
+    status: str
+    """`proven`, `not proven`, `not causal` or `not built`."""
+    reason: str = ""
+    """Why it is not proven; empty where it is."""
+    served: tuple[str, ...] = ()
+    """Points that at least one layer serves."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Points that no layer serves, and why (the first layer's reason)."""
+    claims: int = 0
+    worst: float = 0.0
+    """Largest difference among the claims that hold, in units of rounding."""
+    worst_equation: str = ""
+
+
+def types() -> list[str]:
+    """Every model type of transformers' causal-LM mapping."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def examine(model_type: str) -> Verdict:
+    """Build a tiny model of one type and run every proof."""
+    import torch
+
+    from interp.engines.doctor import refuse_unproven
+    from interp.engines.load import wrap
+    from interp.models.tiny import tiny_model
+
+    try:
+        model = tiny_model(model_type, torch.float64)
+    except Exception as error:  # a config may raise anything
+        return Verdict(model_type, "not built", _line(error))
+    try:
+        if not _causal(model):
+            return Verdict(model_type, "not causal", "earlier positions see later ones")
+        engine = wrap(model, name=model_type, prove=False)
+        claims = refuse_unproven(engine)
+    except Exception as error:  # so may a model that has never been run this way
+        return Verdict(model_type, "not proven", _line(error))
+    n_layers = engine.model.n_layers
+    served, refused = [], {}
+    for point in POINTS.values():
+        layers = range(n_layers) if point.per_layer else [None]
+        supports = [engine.support(Address(point.name, layer)) for layer in layers]
+        if any(support.readable for support in supports):
+            served.append(point.name)
+        else:
+            refused[point.name] = supports[0].reason
+    failed = [c for c in claims if c.proof in ("P1", "P2", "P4") and not c.holds]
+    checked = {c.layer for c in claims if c.proof == "P1"}
+    holding = max((c for c in claims if c.holds), key=lambda c: c.difference, default=None)
+    reason = ""
+    if failed:
+        worst = max(failed, key=lambda c: c.difference)
+        reason = (
+            f"{worst.equation} fails at layer {worst.layer}" if worst.layer is not None else f"{worst.equation} fails"
+        )
+    elif checked != set(range(n_layers)):
+        reason = f"what layer {min(set(range(n_layers)) - checked)} adds to its stream is not resolved"
+    elif not any(c.proof == "P4" for c in claims):
+        reason = "the head is not resolved"
+    return Verdict(
+        model_type,
+        "proven" if not reason else "not proven",
+        reason,
+        tuple(served),
+        refused,
+        len(claims),
+        0.0 if holding is None else holding.difference,
+        "" if holding is None else holding.equation,
+    )
+
+
+def examine_all(
+    chosen: Sequence[str], jobs: int | None = None, progress: Callable[[int, int], None] = lambda *_: None
+) -> list[Verdict]:
+    """One Verdict per type, in order; each runs in a process of its own, which a crash or a hang cannot outlive."""
+    verdicts = []
+    with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
+        for verdict in pool.map(_alone, chosen):
+            verdicts.append(verdict)
+            progress(len(verdicts), len(chosen))
+    return verdicts
+
+
+def _alone(model_type: str) -> Verdict:
+    context: Any = multiprocessing.get_context("fork" if hasattr(os, "fork") else "spawn")
+    results = context.Queue()
+    process = context.Process(target=_work, args=(model_type, results), daemon=True)
+    process.start()
+    try:
+        return results.get(timeout=SECONDS)
+    except queue.Empty:
+        return Verdict(model_type, "not proven", f"took more than {SECONDS} s, or crashed")
+    finally:
+        process.kill()
+        process.join()
+
+
+def _work(model_type: str, results: Any) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    results.put(examine(model_type))
+
+
+def _causal(model: Any) -> bool:
+    """Whether the first position's logits ignore the last token."""
+    import torch
+
+    from interp.models.float64 import numerics
+
+    tokens = torch.tensor([[5, 7, 11, 13]])
+    other = torch.tensor([[5, 7, 11, 17]])
+    with torch.no_grad(), numerics(torch.float64):
+        first, second = (model(input_ids=ids, use_cache=False).logits[0, 0] for ids in (tokens, other))
+    return bool((first - second).abs().amax() <= 1e-9 * first.abs().amax())
+
+
+def _line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:160]
+
+
+def page(verdicts: Sequence[Verdict]) -> str:
+    """`docs/families.md`."""
+    import importlib.metadata
+
+    proven = [v for v in verdicts if v.status == "proven"]
+    lines = [
+        "# Families",
+        "",
+        f"A tiny random model of each of the {len(verdicts)} causal-LM types of transformers "
+        f"{importlib.metadata.version('transformers')}, every proof in true float64. {len(proven)} are proven: P1, P2 "
+        "and P4 hold on every layer, and every point that is served has an equation of its own that holds.",
+        "",
+        "`make families` writes this page anew.",
+        "",
+        "| family | points served | largest difference (units of rounding) | refused, and why |",
+        "|---|---|---|---|",
+    ]
+    for v in proven:
+        lines.append(f"| {v.family} | {len(v.served)} | {v.worst:.2g} | {_reasons(v.refused)} |")
+    for status, title in (("not proven", "Not proven"), ("not causal", "Not causal"), ("not built", "Not built")):
+        rows = [v for v in verdicts if v.status == status]
+        if rows:
+            lines += ["", f"## {title}", "", "| family | reason |", "|---|---|"]
+            lines += [f"| {v.family} | {v.reason.replace('|', '/')} |" for v in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _reasons(refused: dict[str, str]) -> str:
+    by_reason: dict[str, list[str]] = {}
+    for point, reason in refused.items():
+        by_reason.setdefault(reason, []).append(point)
+    return "; ".join(f"{', '.join(points)}: {reason.replace('|', '/')}" for reason, points in by_reason.items())
