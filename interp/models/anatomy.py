@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor, nn
 
@@ -285,6 +285,3 @@ class Anatomy:
 def scaled(tap: Tap, factor: float) -> Tap:
     """`tap` times a constant."""
     return tap if factor == 1.0 else tap.then(Scale(factor))
-
-
-Captured = dict[Address, Any]

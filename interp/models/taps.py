@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from interp.models.anatomy import Anatomy, Block, Mixer, Neurons, Refusal, Sublayer, Tap
+from interp.models.anatomy import Anatomy, Block, Mixer, Refusal, Tap
 from interp.models.norms import Norm
 from interp.models.transforms import HeadOutputs, HeadsFirst, Normalized, NormScale
 from interp.points import POINTS, Address
@@ -163,6 +163,3 @@ def _head_out(mixer: Mixer) -> Tap | Refusal:
         return mixer.output
     weight = mixer.output.weight
     return mixer.z.then(HeadOutputs(weight.reshape(weight.shape[0], mixer.n_heads, mixer.d_head)))
-
-
-__all__ = ["Neurons", "Sublayer", "tap_of"]

@@ -68,22 +68,6 @@ class Channels:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Flat:
-    """Heads that the module holds as an axis of their own are left as they are; their order is [heads, d_head]."""
-
-    writable = True
-
-    def read(self, x: Tensor) -> Tensor:
-        return x
-
-    def write(self, x: Tensor, new: Tensor) -> Tensor:
-        return new
-
-    def __str__(self) -> str:
-        return "as it is"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class HeadsFirst:
     """[batch, heads, pos, d_head] as the attention function holds it, to [batch, pos, heads, d_head]."""
 

@@ -1,12 +1,13 @@
 """Tiny random models of real families that can show a fault: random norm gains and biases, unequal dimensions,
 fewer key-value heads than heads, head width times heads unlike the model's width."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+from interp.models.tiny import randomize
 
 D_MODEL, D_MLP, N_HEADS, N_KV_HEADS, D_HEAD, D_VOCAB, N_LAYERS = 48, 80, 6, 2, 10, 131, 3
 
@@ -127,18 +128,3 @@ def build(family: str, dtype: torch.dtype = torch.float32, seed: int = 0, **chan
     for name, parameter in model.named_parameters():
         randomize(name, parameter, generator)
     return model.to(dtype).eval().requires_grad_(False)
-
-
-def randomize(name: str, parameter: nn.Parameter, generator: torch.Generator) -> None:
-    """Norm gains around their start, biases and matrices large enough that every term matters."""
-    noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(parameter.dtype)
-    with torch.no_grad():
-        if parameter.ndim >= 2:
-            parameter.copy_(noise / parameter.shape[-1] ** 0.5)
-        elif name.endswith("bias"):
-            parameter.copy_(0.3 * noise)
-        else:
-            parameter.add_(0.3 * noise)
-
-
-Builder = Callable[..., nn.Module]

@@ -1,0 +1,40 @@
+"""How commands behave around their work: signals, progress without a terminal."""
+
+import signal
+import subprocess
+import sys
+
+from interp.scripts.console import _Lines
+
+WAITS = """
+import sys, time
+from interp.scripts.console import finish
+def work(_):
+    try:
+        print("working", flush=True)
+        time.sleep(60)
+    finally:
+        print("cleared", flush=True)
+finish(work, None)
+"""
+
+
+def test_a_command_that_is_terminated_clears_up_like_one_that_is_interrupted() -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        process = subprocess.Popen(
+            [sys.executable, "-c", WAITS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None and process.stdout.readline() == "working\n"
+        process.send_signal(number)
+        out, err = process.communicate(timeout=30)
+        assert process.returncode == 130 and out == "cleared\n"
+        assert err == "Interrupted; finished parts are kept.\n"
+
+
+def test_progress_without_a_terminal_is_a_line_now_and_then(capsys) -> None:
+    lines = _Lines()
+    lines("harvest", 1, 10, "tokens")
+    lines.said -= lines.EVERY
+    lines("harvest", 2048, 46763, "tokens")
+    lines("harvest", 4096, 46763, "tokens")
+    assert capsys.readouterr().out == "  harvest: 2,048 of 46,763 tokens\n"
