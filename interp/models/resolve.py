@@ -63,7 +63,7 @@ def _read(trace: Trace, model: nn.Module, tokens: torch.Tensor) -> Anatomy:
             "write its Anatomy by hand."
         )
     whole = trace.calls_of("")[0]
-    embed = _embedding(trace, tokens, found[0].enters)
+    embed = _embedding(trace, tokens, found[0])
     logits_key = "logits" if "logits" in whole.outputs else next(iter(whole.outputs))
     head, lm_head = _head(trace, whole, whole.outputs[logits_key])
     final_node = lm_head.inputs[next(iter(lm_head.inputs))] if lm_head is not None else whole.outputs[logits_key]
@@ -96,9 +96,9 @@ def _read(trace: Trace, model: nn.Module, tokens: torch.Tensor) -> Anatomy:
     )
 
 
-def _embedding(trace: Trace, tokens: torch.Tensor, stream: int) -> Call:
+def _embedding(trace: Trace, tokens: torch.Tensor, first: Stage) -> Call:
     """The innermost module that looks the token ids up in a table and whose output the stream begins with."""
-    ids, behind = trace.root(trace.node(tokens)), trace.ancestors(stream)
+    ids, behind = trace.root(trace.node(tokens)), trace.ancestors(first.enters)
     looked_up = {
         op.outputs[0]
         for op in trace.ops
@@ -106,7 +106,7 @@ def _embedding(trace: Trace, tokens: torch.Tensor, stream: int) -> Call:
     }
     found = [
         call
-        for call in trace.calls
+        for call in trace.calls[: first.call.order]  # later ones cannot begin the stream
         if any(ids in trace.ancestors(node) for node in call.inputs.values())
         and any(trace.ancestors(node, since=call.first_input) & looked_up for node in call.outputs.values())
         and not any(trace.ancestors(node) & looked_up for node in call.inputs.values())
@@ -155,11 +155,8 @@ def _start(trace: Trace, whole: Call, embed: Call, first: Stage) -> Start | Refu
 
 def _block(trace: Trace, stage: Stage) -> Block:
     parts = parts_of(trace, stage)
-    boundary = (input_tap(stage.call, stage.input_key), output_tap(stage.call, stage.output_key))
     if isinstance(parts, Refusal):
-        return Block(
-            stage.call.path, stage.call.module, stage.group, *boundary, parts, parts, parts, parts, parts, False
-        )
+        return _unread(stage, parts)
     mixers = [p for p in parts if p.mixes_positions]
     attn = next((p for p in mixers if p.calls_attention), mixers[0] if mixers else None)
     mlp = next((p for p in parts if not p.mixes_positions), None)
