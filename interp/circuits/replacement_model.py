@@ -118,6 +118,8 @@ class ReplacementModel:
             raise PointRefused(f"{self.engine.model.name} has no linear start: {anatomy.start.reason}.")
         if anatomy.start.norm is not None:
             raise PointRefused(f"{self.engine.model.name} has no linear start: a norm stands behind its embeddings.")
+        if any(term.via is not None for term in anatomy.start.terms):
+            raise PointRefused(f"{self.engine.model.name} has no plain start: a projection widens its embeddings.")
         needed = [Address("embeddings"), Address("resid_pre", 0), Address("lm_head"), Address("logits")]
         if isinstance(anatomy.final_norm, Norm):
             needed.append(Address("final_norm_scale"))
@@ -163,6 +165,10 @@ class ReplacementModel:
         head = self.engine.anatomy.head
         if isinstance(head, Refusal):
             raise PointRefused(f"{self.engine.model.name} has no linear head: {head.reason}.")
+        if head.before:
+            raise PointRefused(
+                f"{self.engine.model.name} has no plain head: more than the final norm stands before its unembedding."
+            )
         return head
 
     @property

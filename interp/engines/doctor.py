@@ -31,7 +31,7 @@ def refuse_unproven(engine: EagerEngine) -> list[Claim]:
     vouched |= {("resid_pre", 0) for claim in claims if claim.proof == "P1" and claim.layer == 0}
     for address in needed(engine.anatomy):
         if (address.name, address.layer) not in vouched:
-            engine.anatomy.refused[address] = Refusal("no equation of this model reads it, so nothing proves it")
+            engine.anatomy.refused[address.whole] = Refusal("no equation of this model reads it, so nothing proves it")
     for claim in claims:
         if not claim.holds:
             where = "" if claim.layer is None else f" at layer {claim.layer}"

@@ -144,7 +144,7 @@ class EagerEngine:
             return
         given, at = list(edit.tensor.shape), edit.at
         shape = [self._size(axis, at.layer) for axis in POINTS[at.name].shape]
-        if at.head is not None:
+        if at.head is not None or (at.stream is not None and POINTS[at.name].shape[0] == "streams"):
             del shape[0]
         if not given or given[-1] != (shape[-1] or given[-1]):
             width = given[-1] if given else 0
@@ -167,7 +167,8 @@ class EagerEngine:
             return None if isinstance(neurons, Refusal) else neurons.down.weight.shape[1]
         model = self.model
         sizes = {"d_model": model.d_model, "d_head": model.d_head, "d_vocab": model.d_vocab}
-        return (sizes | {"heads": model.n_heads, "kv_heads": model.n_kv_heads}).get(axis)
+        counts = {"heads": model.n_heads, "kv_heads": model.n_kv_heads, "streams": model.n_streams}
+        return (sizes | counts).get(axis)
 
     def _prompt(self, request: Request) -> list[int]:
         if isinstance(request.tokens, str):
@@ -313,14 +314,24 @@ class EagerEngine:
 
         Raises `PointRefused` where the model's logits are not a linear map of its final norm's output.
         """
-        head, norm = self.anatomy.head, self.anatomy.final_norm
+        head = self.anatomy.head
         if isinstance(head, Refusal):
             raise refused(Address("logits"), head)
-        if resid.shape[-1:] != (self.model.d_model,):
-            raise UserError(f"unembed takes [..., {self.model.d_model}]; this tensor has shape {list(resid.shape)}.")
+        n = self.model.n_streams
+        wanted = (self.model.d_model,) if n == 1 else (n, self.model.d_model)
+        if resid.shape[-len(wanted) :] != wanted:
+            shape = ", ".join(map(str, wanted))
+            raise UserError(f"unembed takes [..., {shape}]; this tensor has shape {list(resid.shape)}.")
+        if n > 1:  # the model's own collapse takes [batch, pos, streams, d_model]
+            return self._unembed(resid.reshape(-1, 1, *wanted)).reshape(*resid.shape[:-2], -1)
+        return self._unembed(resid)
+
+    def _unembed(self, resid: Tensor) -> Tensor:
+        head, norm = self.anatomy.head, self.anatomy.final_norm
+        assert not isinstance(head, Refusal)
         with torch.no_grad(), self.numerics():
-            x = resid if isinstance(norm, Refusal) else norm.module(resid)
-            return head.logits(head.linear.module(x))
+            x = resid if self.anatomy.collapse is None else self.anatomy.collapse.module(resid)
+            return head.unembed(x if isinstance(norm, Refusal) else norm.module(x))
 
     def weights(self, layer: int) -> BlockWeights | Refusal:
         """Linear maps of one block; a Refusal where its value path is not the linear one."""

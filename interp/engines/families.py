@@ -3,12 +3,13 @@
 import multiprocessing
 import os
 import queue
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from interp.points import POINTS, Address
+from interp.points import POINTS, STREAM_POINTS, Address
 
 SECONDS = 120
 """After which a type is given up."""
@@ -25,6 +26,8 @@ class Verdict:
     """Why it is not proven; empty where it is."""
     served: tuple[str, ...] = ()
     """Points that at least one layer serves."""
+    partly: dict[str, str] = field(default_factory=dict)
+    """Of those, the ones that some layers refuse: which layers, and why."""
     refused: dict[str, str] = field(default_factory=dict)
     """Points that no layer serves, and why (the first layer's reason)."""
     claims: int = 0
@@ -40,8 +43,15 @@ def types() -> list[str]:
     return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
-def examine(model_type: str) -> Verdict:
-    """Build a tiny model of one type and run every proof."""
+def families() -> list[str]:
+    """Every type, each followed by its other wirings."""
+    from interp.models.tiny import VARIANTS
+
+    return sorted({*types(), *VARIANTS})
+
+
+def examine(family: str) -> Verdict:
+    """Build a tiny model of one type, or of another wiring of it, and run every proof."""
     import torch
 
     from interp.engines.doctor import refuse_unproven
@@ -49,25 +59,29 @@ def examine(model_type: str) -> Verdict:
     from interp.models.tiny import tiny_model
 
     try:
-        model = tiny_model(model_type, torch.float64)
+        model = tiny_model(family, torch.float64)
     except Exception as error:  # a config may raise anything
-        return Verdict(model_type, "not built", _line(error))
+        return Verdict(family, "not built", _line(error))
     try:
         if not _causal(model):
-            return Verdict(model_type, "not causal", "earlier positions see later ones")
-        engine = wrap(model, name=model_type, prove=False)
+            return Verdict(family, "not causal", "earlier positions see later ones")
+        engine = wrap(model, name=family, prove=False)
         claims = refuse_unproven(engine)
     except Exception as error:  # so may a model that has never been run this way
-        return Verdict(model_type, "not proven", _line(error))
+        return Verdict(family, "not proven", _line(error))
     n_layers = engine.model.n_layers
-    served, refused = [], {}
+    served, partly, refused = [], {}, {}
     for point in POINTS.values():
+        stream = 0 if engine.model.n_streams > 1 and point.name in STREAM_POINTS else None
         layers = range(n_layers) if point.per_layer else [None]
-        supports = [engine.support(Address(point.name, layer)) for layer in layers]
-        if any(support.readable for support in supports):
+        supports = [engine.support(Address(point.name, layer, stream=stream)) for layer in layers]
+        without = [layer for layer, support in zip(layers, supports, strict=True) if not support.readable]
+        if len(without) < len(supports):
             served.append(point.name)
         else:
             refused[point.name] = supports[0].reason
+        if 0 < len(without) < len(supports):
+            partly[point.name] = f"not at {', '.join(map(str, without))}: {supports[without[0] or 0].reason}"
     failed = [c for c in claims if c.proof in ("P1", "P2", "P4") and not c.holds]
     checked = {c.layer for c in claims if c.proof == "P1"}
     holding = max((c for c in claims if c.holds), key=lambda c: c.difference, default=None)
@@ -82,10 +96,11 @@ def examine(model_type: str) -> Verdict:
     elif not any(c.proof == "P4" for c in claims):
         reason = "the head is not resolved"
     return Verdict(
-        model_type,
+        family,
         "proven" if not reason else "not proven",
         reason,
         tuple(served),
+        partly,
         refused,
         len(claims),
         0.0 if holding is None else holding.difference,
@@ -113,7 +128,7 @@ def _alone(model_type: str) -> Verdict:
     try:
         return results.get(timeout=SECONDS)
     except queue.Empty:
-        return Verdict(model_type, "not proven", f"took more than {SECONDS} s, or crashed")
+        return Verdict(family, "not proven", f"took more than {SECONDS} s, or crashed")
     finally:
         process.kill()
         process.join()
@@ -149,30 +164,62 @@ def page(verdicts: Sequence[Verdict]) -> str:
     import importlib.metadata
 
     proven = [v for v in verdicts if v.status == "proven"]
+    known = set(types())
+    of_types, others = [v for v in proven if v.family in known], [v for v in verdicts if v.family not in known]
+    reasons = _numbered(proven)
     lines = [
         "# Families",
         "",
-        f"A tiny random model of each of the {len(verdicts)} causal-LM types of transformers "
-        f"{importlib.metadata.version('transformers')}, every proof in true float64. {len(proven)} are proven: P1, P2 "
-        "and P4 hold on every layer, and every point that is served has an equation of its own that holds.",
+        f"A tiny random model of each of the {len(verdicts) - len(others)} causal-LM types of transformers "
+        f"{importlib.metadata.version('transformers')}, and of {len(others)} other wirings of some of them, every "
+        f"proof in true float64. {len(of_types)} types are proven: P1, P2 and P4 hold on every layer, and every point "
+        "that is served has an equation of its own that holds.",
         "",
-        "`make families` writes this page anew.",
+        f"`make families` writes this page anew. Of the {len(POINTS)} points, each row says how many are served, and "
+        "which are refused by the number of the reason (listed below); `some` are those that only some layers have. "
+        "The difference is the largest among all claims, in units of rounding: epsilon times the summands' magnitude.",
         "",
-        "| family | points served | largest difference (units of rounding) | refused, and why |",
-        "|---|---|---|---|",
+        "| family | served | largest difference | at | refused | some |",
+        "|---|---|---|---|---|---|",
     ]
     for v in proven:
-        lines.append(f"| {v.family} | {len(v.served)} | {v.worst:.2g} | {_reasons(v.refused)} |")
+        refused = _by_reason({point: str(reasons[reason]) for point, reason in v.refused.items()})
+        partly = "; ".join(f"{points} {where}" for where, points in _grouped(v.partly).items())
+        lines.append(
+            f"| {v.family} | {len(v.served)} | {v.worst:.2g} | {_cell(v.worst_equation)} "
+            f"| {refused} | {_cell(partly)} |"
+        )
+    lines += ["", "## Why a point is refused", ""]
+    lines += [f"{number}. {reason}" for reason, number in reasons.items()]
     for status, title in (("not proven", "Not proven"), ("not causal", "Not causal"), ("not built", "Not built")):
         rows = [v for v in verdicts if v.status == status]
         if rows:
             lines += ["", f"## {title}", "", "| family | reason |", "|---|---|"]
-            lines += [f"| {v.family} | {v.reason.replace('|', '/')} |" for v in rows]
+            lines += [f"| {v.family} | {_cell(v.reason)} |" for v in rows]
+    lines += ["", "## Points", "", "| point | families that serve it | refused in |", "|---|---|---|"]
+    for point in POINTS:
+        n = sum(point in v.served for v in of_types)
+        lines.append(f"| `{point}` | {n} | {len(of_types) - n} |")
     return "\n".join(lines) + "\n"
 
 
-def _reasons(refused: dict[str, str]) -> str:
-    by_reason: dict[str, list[str]] = {}
-    for point, reason in refused.items():
-        by_reason.setdefault(reason, []).append(point)
-    return "; ".join(f"{', '.join(points)}: {reason.replace('|', '/')}" for reason, points in by_reason.items())
+def _numbered(verdicts: Sequence[Verdict]) -> dict[str, int]:
+    """Every reason, the most frequent first."""
+    counts = Counter(reason for v in verdicts for reason in v.refused.values())
+    return {reason: i for i, (reason, _) in enumerate(sorted(counts.items(), key=lambda c: (-c[1], c[0])), 1)}
+
+
+def _grouped(by_point: dict[str, str]) -> dict[str, str]:
+    """Points with the same text, in the table's order, joined: by text."""
+    groups: dict[str, list[str]] = {}
+    for point, text in by_point.items():
+        groups.setdefault(text, []).append(point)
+    return {text: ", ".join(points) for text, points in groups.items()}
+
+
+def _by_reason(numbers: dict[str, str]) -> str:
+    return "; ".join(f"{number}: {points}" for number, points in _grouped(numbers).items())
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "/")

@@ -123,12 +123,9 @@ class Session:
             return None
         value = value.clone()
         for row, edit in use.edits:
-            part = value[row] if edit.at.head is None else value[row, :, edit.at.head]
-            changed = edit.apply(part, self.now.positions[row])
-            if edit.at.head is None:
-                value[row] = changed
-            else:
-                value[row, :, edit.at.head] = changed
+            one = edit.at.head if edit.at.stream is None else edit.at.stream
+            where = (row,) if one is None else (row, slice(None), one)
+            value[where] = edit.apply(value[where], self.now.positions[row])
         if use.captured:
             self.captured[use.address].append(value.clone())
         return use.tap.write(shaped, value).reshape(x.shape)
@@ -151,7 +148,9 @@ def put(output: Any, key: Key, new: Tensor) -> Any:
 
 
 def select(tensor: Tensor, address: Address) -> Tensor:
-    """One head of a captured tensor, if the address names one."""
+    """One head or stream of a captured tensor, if the address names one."""
+    if address.stream is not None:
+        return tensor[:, address.stream]
     if address.head is None:
         return tensor
     return tensor[address.head] if address.name in ("attn_scores", "attn_probs") else tensor[:, address.head]

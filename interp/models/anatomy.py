@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from interp.models.norms import Norm
 from interp.models.probe import Key
-from interp.models.transforms import Scale, Step
+from interp.models.transforms import Clip, Scale, Step
 from interp.points import Address
 
 Side = Literal["input", "output", "attention", "softmax"]
@@ -87,11 +87,23 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Stack:
+    """How a sublayer of a trunk of several streams reads one vector from them and writes its output back."""
+
+    collapse: Tap
+    """[d_model]: what its norm reads."""
+    write: Tap
+    """[streams]: what its output is multiplied by on its way to each stream."""
+    mix: Tap | Refusal
+    """[streams, streams]: how much of the first goes to the second."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Sublayer:
     """One addition to the stream: what it reads, what its module returns, what is added."""
 
     path: str
-    read: Tap
+    read: Tap | Refusal
     raw: Tap
     contribution: Tap
     pre_norm: Norm | None
@@ -99,8 +111,11 @@ class Sublayer:
     post_norm: Norm | None
     post_norm_input: Tap | None
     multiplier: float
+    entry: Tap
+    """Where it takes the stream: at its norm, at its module, or where several streams are collapsed to one."""
     reads: int = 0
     """After how many of the block's stream steps it reads the stream."""
+    stack: Stack | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,6 +128,8 @@ class Projection:
     """[heads, d_head]: channel numbers in the linear map's output."""
     of_input: bool
     """Whether the linear map reads what the attention module received, and not a latent made from it."""
+    clip: Clip | None = None
+    """Bounds that its output is held between before it is used."""
 
     @property
     def weight(self) -> Tensor:
@@ -170,16 +187,17 @@ class Neurons:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Add:
-    """The stream gets the sum of these points of its layer."""
+    """The stream gets the sum of these points of its layer; each of several streams gets `write` times it."""
 
     points: tuple[str, ...]
+    write: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weigh:
-    """The stream is multiplied by a constant."""
+    """The stream is multiplied by a constant, or each channel of it by one."""
 
-    factor: float
+    factor: float | Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -189,7 +207,14 @@ class Renorm:
     norm: Norm
 
 
-StreamStep = Add | Weigh | Renorm
+@dataclass(frozen=True, slots=True, eq=False)
+class Remix:
+    """Several streams are replaced by weighted sums of them; the point holds the weights, [from, to]."""
+
+    point: str
+
+
+StreamStep = Add | Weigh | Renorm | Remix
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -217,7 +242,7 @@ class Block:
     def plain(self) -> bool:
         """Whether the stream is only added to, by attention and MLP alone."""
         named = {"attn_out_post", "mlp_out_post"}
-        return all(isinstance(step, Add) and named.issuperset(step.points) for step in self.steps)
+        return all(isinstance(s, Add) and s.write is None and named.issuperset(s.points) for s in self.steps)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -226,6 +251,8 @@ class Term:
 
     kind: Literal["token", "position"]
     tap: Tap
+    via: Linear | None = None
+    """The linear map that widens the embedding to the stream, where a family has one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -236,13 +263,30 @@ class Start:
     norm: Norm | None
 
 
+HeadStep = Linear | Norm | Scale | Callable[[Tensor], Tensor]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Head:
-    """From the final norm's output to logits: cap · tanh((W x + b) · scale / cap), or (W x + b) · scale without cap."""
+    """From the unembedding's input x to logits: cap · tanh((W x + b) · scale / cap); without cap (W x + b) · scale."""
 
     linear: Linear
     scale: float = 1.0
     cap: float | None = None
+    before: tuple[HeadStep, ...] = ()
+    """What stands between the final norm's output and the unembedding: a factor, a projection, a small network."""
+
+    def unembed(self, x: Tensor) -> Tensor:
+        """Logits from the final norm's output, [..., d_model] to [..., d_vocab], through the real modules."""
+        for step in self.before:
+            x = (
+                step.module(x)
+                if isinstance(step, (Linear, Norm))
+                else step.read(x)
+                if isinstance(step, Scale)
+                else step(x)
+            )
+        return self.logits(self.linear.module(x))
 
     def logits(self, lm_head: Tensor) -> Tensor:
         """Logits from the unembedding module's own output, [..., d_vocab]."""
@@ -260,6 +304,12 @@ class Anatomy:
     start: Start | Refusal
     """What resid_pre.0 is made of."""
     blocks: tuple[Block, ...]
+    d_model: int
+    """Width of the stream."""
+    n_streams: int
+    """How many streams the trunk carries side by side; 1 but for hyper-connections."""
+    collapse: Tap | None
+    """What makes one vector of several streams before the final norm."""
     trunk: str
     """Path of the module whose output is the final norm's: it runs everything but the head."""
     final_norm: Norm | Refusal

@@ -40,18 +40,28 @@ Watcher = Callable[[nn.Module, AttentionCall], None]
 _watchers: ContextVar[tuple[Watcher, ...]] = ContextVar("attention_watchers", default=())
 
 
+_JOIN = (torch.cat, torch.concat, torch.concatenate)
 _SOFTMAX = (torch.softmax, torch.nn.functional.softmax, Tensor.softmax)
 
 
 class _Softmax(TorchFunctionMode):
-    """Notes the argument of the last softmax."""
+    """Notes the argument of the last softmax.
+
+    Where sinks are put beside the scores and the largest of each row is taken off before the softmax, which changes
+    nothing in its result, what was there before counts as the argument.
+    """
 
     argument: Tensor | None = None
+    joined: Tensor | None = None
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func in _JOIN and result.ndim == 4:
+            self.joined = result
         if func in _SOFTMAX:
-            self.argument = args[0]
-        return func(*args, **(kwargs or {}))
+            shifted = self.joined is not None and self.joined.shape == args[0].shape
+            self.argument = self.joined if shifted else args[0]
+        return result
 
 
 def _observed(

@@ -20,7 +20,7 @@ def describe(module: nn.Module, anatomy: Anatomy, *, name: str, fingerprint: str
         family=str(getattr(config, "model_type", type(module).__name__)),
         fingerprint=fingerprint,
         n_layers=len(anatomy.blocks),
-        d_model=_d_model(anatomy, text),
+        d_model=anatomy.d_model,
         n_heads=mixers[0].n_heads if mixers else 0,
         n_kv_heads=mixers[0].n_kv_heads if mixers else 0,
         d_head=mixers[0].d_head if mixers else 0,
@@ -31,9 +31,5 @@ def describe(module: nn.Module, anatomy: Anatomy, *, name: str, fingerprint: str
         dtype=str(parameter.dtype).removeprefix("torch."),
         device=str(parameter.device),
         parallel=any(block.parallel for block in anatomy.blocks),
+        n_streams=anatomy.n_streams,
     )
-
-
-def _d_model(anatomy: Anatomy, text: Any) -> int:
-    weight = getattr(anatomy.head, "linear", None)
-    return weight.weight.shape[1] if weight is not None else int(text.hidden_size)

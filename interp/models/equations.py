@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from interp.models.anatomy import Add, Block, Mixer, Neurons, Projection, Refusal, Sublayer, Weigh
+from interp.models.anatomy import Add, Block, Mixer, Neurons, Projection, Refusal, Remix, Sublayer, Weigh
 from interp.models.norms import Norm
 
 Equation = tuple[str, str, str, "Sides | None"]
@@ -44,6 +44,8 @@ def _stream_equations(block: Block, at: Callable[[str], Tensor | None]) -> Itera
         walked = _walk(block, at, start, first, last)
         sides = None if walked is None or (result := at(end)) is None else walked._replace(right=result)
         yield "P1", f"{text} = {end}", " ".join((*points, end)), sides
+    stack = at("resid_streams")
+    yield "P1", "resid_streams is resid_post, all streams", "resid_streams", same(stack, at("resid_post"))
 
 
 def _walk(block: Block, at: Callable[[str], Tensor | None], start: str, first: int, last: int) -> Sides | None:
@@ -55,12 +57,21 @@ def _walk(block: Block, at: Callable[[str], Tensor | None], start: str, first: i
     for step in block.steps[first:last]:
         if isinstance(step, Add):
             for point in step.points:
-                added = at(point)
-                if added is None:
+                added, write = at(point), None if step.write is None else at(step.write)
+                if added is None or (step.write is not None and write is None):
                     return None
+                if write is not None:
+                    added = write[..., :, None] * added[..., None, :]
                 total, magnitude, terms = total + added, magnitude + added.abs(), terms + 1
+        elif isinstance(step, Remix):
+            mix = at(step.point)
+            if mix is None:
+                return None
+            total = torch.einsum("pjk,pjd->pkd", mix, total)
+            magnitude, terms = torch.einsum("pjk,pjd->pkd", mix.abs(), magnitude), terms + mix.shape[-1]
         elif isinstance(step, Weigh):
-            total, magnitude = total * step.factor, magnitude * abs(step.factor)
+            factor = step.factor.double() if isinstance(step.factor, Tensor) else step.factor
+            total, magnitude = total * factor, magnitude * abs(factor)
         else:
             norm = step.norm
             bias = torch.zeros(()) if norm.bias is None else norm.bias.double()
@@ -71,16 +82,25 @@ def _walk(block: Block, at: Callable[[str], Tensor | None], start: str, first: i
 
 
 def _added(block: Block, first: int, last: int) -> tuple[str, ...]:
-    return tuple(p for step in block.steps[first:last] if isinstance(step, Add) for p in step.points)
+    points: list[str] = []
+    for step in block.steps[first:last]:
+        if isinstance(step, Add):
+            points += [*step.points, *([step.write] if step.write else [])]
+        elif isinstance(step, Remix):
+            points.append(step.point)
+    return tuple(points)
 
 
 def _in_words(block: Block, start: str, first: int, last: int) -> str:
     text = start
     for step in block.steps[first:last]:
         if isinstance(step, Add):
-            text = " + ".join((text, *step.points))
+            text = " + ".join((text, *(f"{step.write} ⊗ {p}" if step.write else p for p in step.points)))
+        elif isinstance(step, Remix):
+            text = f"{step.point}ᵀ {text}"
         else:
-            text = f"{step.factor:g} · ({text})" if isinstance(step, Weigh) else f"norm({text})"
+            factor = "w" if isinstance(step, Weigh) and isinstance(step.factor, Tensor) else None
+            text = f"{factor or f'{step.factor:g}'} · ({text})" if isinstance(step, Weigh) else f"norm({text})"
     return text
 
 
@@ -100,6 +120,11 @@ def _sublayer_equations(
     start, first = ("resid_mid", block.steps_to_mid) if after_mid else ("resid_pre", 0)
     read = _walk(block, at, start, first, sublayer.reads)
     stream = None if read is None else read.left
+    if sublayer.stack is not None:
+        yield from _stack_equations(name, stream, at)
+        stream = at(f"{name}_stream_collapse")
+    if isinstance(sublayer.read, Refusal):
+        return
     if sublayer.pre_norm is None:
         yield "P8", f"{name}_in is the stream", f"{name}_in", same(at(f"{name}_in"), stream)
     else:
@@ -107,6 +132,19 @@ def _sublayer_equations(
         sides = normed(sublayer.pre_norm, stream, normalized, scale, at(f"{name}_in"))
         equation = f"{name}_normalized · gain + bias = {name}_in"
         yield "P8", equation, f"{name}_in {name}_normalized {name}_norm_scale", sides
+
+
+def _stack_equations(name: str, streams: Tensor | None, at: Callable[[str], Tensor | None]) -> Iterator[Equation]:
+    """The vector that a sublayer reads lies in the span of the streams: the weights are solved for, token by token."""
+    collapse = at(f"{name}_stream_collapse")
+    if streams is None or collapse is None:
+        return
+    columns, goal = streams.transpose(-1, -2).cpu(), collapse.unsqueeze(-1).cpu()
+    weights = torch.linalg.lstsq(columns, goal, driver="gelsd").solution
+    weights += torch.linalg.lstsq(columns, goal - columns @ weights, driver="gelsd").solution  # refined once
+    sides = Sides(columns @ weights, goal, columns.abs() @ weights.abs(), 2 * streams.shape[-2])
+    point = f"{name}_stream_collapse"
+    yield "P1", f"sum of w_j stream_j = {point}, w solved for", point, sides
 
 
 def _attention_equations(mixer: Mixer, at: Callable[[str], Tensor | None]) -> Iterator[Equation]:
@@ -122,7 +160,10 @@ def _attention_equations(mixer: Mixer, at: Callable[[str], Tensor | None]) -> It
             held = at(name)
             held = None if held is None else held.flatten(-2)
             sides = _affine(at("attn_in"), projection.weight.flatten(0, 1), bias, held)
-            yield "P5", f"W attn_in + b = {name}", name, sides
+            if sides is not None and projection.clip is not None:
+                sides = sides._replace(left=projection.clip.read(sides.left))
+            equation = f"W attn_in + b = {name}" if projection.clip is None else f"clip(W attn_in + b) = {name}"
+            yield "P5", equation, name, sides
     yield "P5", "cap(scaling · query_rot key_rot) = attn_scores", "query_rot key_rot attn_scores", _scores(mixer, at)
     yield from _mixing(mixer, z, value, probs, at("attn_gate"))
     if probs is not None and not mixer.sink:

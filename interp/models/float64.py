@@ -26,9 +26,14 @@ class _Lift(TorchFunctionMode):
 
 @contextmanager
 def true_float64() -> Iterator[Any]:
-    """Inside the context nothing is cast down to float32."""
-    with _Lift():
-        yield
+    """Inside the context nothing is cast down to float32, nor made in it."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _Lift():
+            yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def numerics(dtype: torch.dtype) -> AbstractContextManager[Any]:

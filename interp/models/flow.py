@@ -4,10 +4,11 @@ Every addition of which one operand is the stream defines a contribution: its ot
 its norms and whichever module performs the addition.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from torch import nn
+from torch import Tensor, nn
 
 from interp.models.probe import Call, Key, Node, Op, Trace
 from interp.models.recognise import norm_of
@@ -26,7 +27,8 @@ class Weighing:
     """`result = factor · stream`, as in families that weigh the stream itself before they add to it."""
 
     result: int
-    factor: float
+    factor: float | Tensor
+    """One number, or one weight per channel."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +39,15 @@ class Renorming:
     call: Call
 
 
-Link = Addition | Weighing | Renorming
+@dataclass(frozen=True, slots=True, eq=False)
+class Remixing:
+    """`result[k] = sum over j of matrix[k, j] · stream[j]`, in trunks that carry several streams."""
+
+    result: int
+    matrix: int
+
+
+Link = Addition | Weighing | Renorming | Remixing
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,6 +78,10 @@ class Stage:
     @property
     def leaves(self) -> int:
         return self.call.outputs[self.output_key]
+
+    def stacked(self, trace: Trace) -> bool:
+        """Whether the block passes on a stack of streams, [batch, pos, streams, d_model]."""
+        return trace.value[self.enters].ndim == 4
 
 
 def stages(trace: Trace, model: nn.Module) -> list[Stage]:
@@ -113,7 +127,7 @@ def follow(trace: Trace, start: int, end: int, within: Call) -> list[Link] | Non
 
     Where both operands of an addition come from the stream in such steps, neither is a contribution: None as well.
     """
-    goal = trace.root(start)
+    goal, stacked = trace.root(start), trace.value[start].ndim == 4
     reached: dict[int, bool] = {}
 
     def reaches(node: int) -> bool:
@@ -122,46 +136,61 @@ def follow(trace: Trace, start: int, end: int, within: Call) -> list[Link] | Non
             return True
         if node not in reached:
             reached[node] = False
-            reached[node] = any(reaches(before) for before in _before(trace, node, within))
+            reached[node] = any(reaches(before) for before, _ in _before(trace, node, within, stacked))
         return reached[node]
 
     links: list[Link] = []
     node = trace.root(end)
     while node != goal:
-        before = _before(trace, node, within)
-        on_stream = [candidate for candidate in before if reaches(candidate)]
+        on_stream = [step for step in _before(trace, node, within, stacked) if reaches(step[0])]
         if len(on_stream) != 1:
             return None
-        op = trace.producer.get(node)
-        if len(before) == 2:
-            links.append(Addition(node, before[1] if before[0] == on_stream[0] else before[0]))
-        elif op is not None and (weighed := constant_factor(trace, op)) is not None:
-            links.append(Weighing(node, weighed[1]))
-        else:
-            norm = norm_behind(trace, node, within)
-            assert norm is not None
-            links.append(Renorming(node, norm))
-        node = trace.root(on_stream[0])
+        links.append(on_stream[0][1])
+        node = trace.root(on_stream[0][0])
     return links[::-1]
 
 
-def _before(trace: Trace, node: int, within: Call) -> list[int]:
-    """What `node` may be the stream's continuation of: two addends, what was weighed, or what was normed."""
+def _before(trace: Trace, node: int, within: Call, stacked: bool) -> list[tuple[int, Link]]:
+    """What `node` may be the stream's continuation of, each with the step from there to `node`."""
     op = trace.producer.get(trace.root(node))
     if op is None:
         return []
     if operands := addends(trace, op):
-        return operands
-    if (weighed := constant_factor(trace, op)) is not None:
-        return [weighed[0]]
-    norm = norm_behind(trace, node, within)
-    return [] if norm is None else [next(iter(norm.inputs.values()))]
+        return [(x, Addition(node, other)) for x, other in (operands, operands[::-1])]
+    if (constant := constant_factor(trace, op)) is not None:
+        return [(constant[0], Weighing(node, constant[1]))]
+    if stacked and _remixed(trace, op):
+        return [(op.inputs[1], Remixing(node, op.inputs[0]))]
+    if (norm := norm_behind(trace, node, within)) is not None:
+        return [(next(iter(norm.inputs.values())), Renorming(node, norm))]
+    weighed = _weighed(trace, op)
+    return [] if weighed is None else [(weighed[0], Weighing(node, weighed[1]))]
+
+
+def _weighed(trace: Trace, op: Op) -> tuple[int, Tensor] | None:
+    """(tensor, w) if the operation multiplies each channel of a tensor by a weight of its own."""
+    if op.name == "mul" and len(op.inputs) == 2:
+        for stream, weight in (op.inputs, op.inputs[::-1]):
+            value = trace.value[weight]
+            if trace.producer.get(trace.root(weight)) is None and value.shape == trace.value[stream].shape[-1:]:
+                return stream, value
+    return None
+
+
+def _remixed(trace: Trace, op: Op) -> bool:
+    """Whether the operation multiplies a stack of streams by one square matrix per position."""
+    if op.name != "bmm":
+        return False
+    matrix, stack = (trace.value[node].shape for node in op.inputs)
+    return matrix[-1] == matrix[-2] == stack[-2]
 
 
 def norm_behind(trace: Trace, node: int, within: Call) -> Call | None:
-    """The norm inside `within` that returned `node`."""
-    call = returned_inside(trace, node, within)
-    return call if call is not None and norm_of(trace, call) is not None else None
+    """The norm inside `within` that returned `node`, also where the module around it returned it too."""
+    for call in _returned_inside(trace, node, within):
+        if norm_of(trace, call) is not None:
+            return call
+    return None
 
 
 def addends(trace: Trace, op: Op) -> list[int]:
@@ -187,6 +216,9 @@ def sources(trace: Trace, node: int, within: Call) -> list[Source] | None:
         if (constant := constant_factor(trace, op)) is not None:
             node, factor = constant[0], factor * constant[1]
             continue
+        if op.name == "add" and len(op.inputs) == 1 and op.args[1:] == (0,):
+            node = op.inputs[0]
+            continue
         parts = [sources(trace, operand, within) for operand in addends(trace, op)]
         if not parts or any(part is None for part in parts):
             return None
@@ -195,13 +227,16 @@ def sources(trace: Trace, node: int, within: Call) -> list[Source] | None:
 
 def returned_inside(trace: Trace, node: int, within: Call) -> Call | None:
     """The outermost call strictly inside `within` that made `node`; a module that passes its input on made nothing."""
+    return next(_returned_inside(trace, node, within), None)
+
+
+def _returned_inside(trace: Trace, node: int, within: Call) -> Iterator[Call]:
     prefix = within.path + "." if within.path else ""
     made = trace.root(node)
     for call in trace.returned_by(node):
         passed_on = made in map(trace.root, call.inputs.values())
         if call.path != within.path and call.path.startswith(prefix) and call.order > within.order and not passed_on:
-            return call
-    return None
+            yield call
 
 
 def key_of(trace: Trace, call: Call, node: int) -> Key:
@@ -226,6 +261,7 @@ def constant_factor(trace: Trace, op: Op) -> tuple[int, float] | None:
 def _number(trace: Trace, value: object) -> float | None:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
-    if isinstance(value, Node) and trace.value[value.id].ndim == 0:
+    # A single number made of other single numbers is a weight or a setting; one made of activations is not.
+    if isinstance(value, Node) and all(trace.value[node].numel() == 1 for node in trace.ancestors(value.id)):
         return trace.value[value.id].item()
     return None

@@ -10,7 +10,7 @@ from torch import Tensor
 from interp.models.anatomy import Tap
 from interp.models.probe import Call, Trace
 from interp.models.sublayers import output_tap
-from interp.models.transforms import Channels, OneHead
+from interp.models.transforms import Channels, Clip, OneHead
 
 VIEWS = frozenset(
     {
@@ -41,16 +41,31 @@ VIEWS = frozenset(
 )
 
 
+CLIPS = frozenset({"clamp"})
+
+
 def channels(trace: Trace, call: Call, target: int, n_pos: int) -> Tensor | None:
     """Which channels of the call's output are `target`'s elements at one position; None unless only views lie between.
+
+    A clamp keeps every element in its place, so it counts as one; `clip` says its bounds.
 
     Position 0 of `target` is returned with its remaining axes in order: [heads, d_head] or [width].
     """
     output = next(iter(call.outputs.values()))
     shape = trace.value[output].shape
     numbers = torch.arange(trace.value[output].numel()).view(shape)
-    index = trace.replay(target, output, numbers, VIEWS)
+    index = trace.replay(target, output, numbers, VIEWS, CLIPS)
     return None if index is None else _at_first_position(index, shape[-1], n_pos)
+
+
+def clip(trace: Trace, call: Call, target: int) -> Clip | None:
+    """The clamp between the call's output and `target`, if there is one."""
+    behind = trace.ancestors(target, since=next(iter(call.outputs.values())))
+    for op in trace.ops:
+        if op.name in CLIPS and op.outputs[0] in behind:
+            low, high = (*op.args[1:], None, None)[:2]
+            return Clip(op.kwargs.get("min", low), op.kwargs.get("max", high))
+    return None
 
 
 def _at_first_position(index: Tensor, width: int, n_pos: int) -> Tensor | None:

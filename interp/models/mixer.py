@@ -1,13 +1,14 @@
 """The inside of softmax attention: which projections feed it, and which channels of them are which head."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from interp.models.anatomy import Linear, Mixer, Projection, Refusal, Side, Tap
-from interp.models.layout import VIEWS, channel_tap, channels
+from interp.models.layout import VIEWS, channel_tap, channels, clip
 from interp.models.neurons import activation_of, pre_activation
 from interp.models.norms import Norm
 from interp.models.probe import Call, Trace
@@ -41,7 +42,7 @@ def mixer_of(trace: Trace, part: Part, n_pos: int) -> Mixer | Refusal:
     linears = [(c, found) for c in inside if (found := linear_of(trace, c)) is not None]
     norms = [(c, found) for c in inside if (found := norm_of(trace, c)) is not None]
     value = trace.value[event.value]
-    read = trace.root(part.first.inputs[part.sublayer.read.key])
+    read = trace.root(part.read_node)
     projected = _value(trace, linears, event.value, n_pos, read)
     output = next((found for call, found in linears if _returns(trace, call, part.raw_node)), None)
     gate, activation = _gate(trace, linears, output, event, n_pos, read)
@@ -79,7 +80,7 @@ def _registered(trace: Trace, inside: list[Call]) -> _Event | None:
 
 def _own_softmax(trace: Trace, part: Part) -> _Event | None:
     """The one softmax over [batch, heads, query, key] in the sublayer, and the product that mixes values with it."""
-    behind = trace.ancestors(part.raw_node, since=part.first.inputs[part.sublayer.read.key])
+    behind = trace.ancestors(part.raw_node, since=part.read_node)
     found = [op for op in trace.ops if op.name == "_softmax" and op.outputs[0] in behind]
     shapes = [trace.value[op.outputs[0]].shape for op in found]
     if len(found) != 1 or len(shapes[0]) != 4 or shapes[0][-1] != shapes[0][-2]:
@@ -109,7 +110,9 @@ def _value(trace: Trace, linears: Linears, node: int, n_pos: int, read: int) -> 
     for call, found in reversed(linears):
         index = channels(trace, call, node, n_pos)
         if index is not None:
-            return _projection(trace, call, found, _without_repeats(index.reshape(-1, d_head)), read)
+            projection = _projection(trace, call, found, _without_repeats(index.reshape(-1, d_head)), read)
+            bounds = clip(trace, call, node)
+            return projection if bounds is None else replace(projection, tap=projection.tap.then(bounds), clip=bounds)
     return Refusal("the value is no slice of a projection's output", ("z", "attn_out"))
 
 
@@ -190,13 +193,18 @@ def _head_norms(trace: Trace, norms: list[tuple[Call, Norm]], event: _Event, n_p
         behind = set() if node is None else trace.ancestors(node, since=norms[0][0].first_input if norms else 0)
         mine = [(c, n) for c, n in norms if next(iter(c.outputs.values())) in behind]
         tap = _norm_tap(trace, mine[-1][0], trace.value[node], n_pos) if mine and node is not None else None
+        if mine and tap is None:
+            absent = Refusal(f"what is normed here is a part of the {name}, or what it is made from", (name,))
         found[f"{which}_norm"] = mine[-1][1] if mine and tap is not None else absent
         found[f"{which}_norm_tap"] = tap or absent
     return found
 
 
 def _norm_tap(trace: Trace, call: Call, value: Tensor, n_pos: int) -> Tap | None:
+    """Where the norm's input and output are; None if it norms anything but all heads of the query or key."""
     shape = trace.value[next(iter(call.inputs.values()))].shape
+    if shape.numel() != value.numel():
+        return None
     heads, d_head = value.shape[1], value.shape[-1]
     steps: tuple[Step, ...]
     if len(shape) == 4 and shape[1] == n_pos:

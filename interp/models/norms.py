@@ -23,7 +23,10 @@ class Norm:
 
     @property
     def gain(self) -> Tensor:
-        """Effective gain, [d], in float32 at least: in bfloat16, 1 + weight would be rounded. Ones without a weight."""
+        """Effective gain, [d] or [heads, d], ones without a weight.
+
+        In float32 at least: in bfloat16, 1 + weight would be rounded.
+        """
         weight = getattr(self.module, "weight", None)
         return torch.ones(()) if weight is None else weight.to(_wide(weight)) + self.gain_offset
 
@@ -59,7 +62,8 @@ def classify(path: str, module: nn.Module, x: Tensor, y: Tensor) -> Norm | None:
         return None
     parameters = dict(module.named_parameters(recurse=False))
     weight, bias = parameters.get("weight"), parameters.get("bias")
-    if any(p.shape != x.shape[-1:] for p in parameters.values()) or set(parameters) - {"weight", "bias"}:
+    shapes = (x.shape[-1:], x.shape[-2:])  # one gain per channel, or per head and channel
+    if any(p.shape not in shapes for p in parameters.values()) or set(parameters) - {"weight", "bias"}:
         return None
     tolerance = 64 * torch.finfo(x.dtype).eps * y.abs().amax().double()
     closest: tuple[float, Norm] | None = None

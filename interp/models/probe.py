@@ -146,8 +146,13 @@ class Trace:
         """The calls that returned this value, outermost first."""
         return sorted(self._returned.get(self.root(node), ()), key=lambda call: call.depth)
 
-    def replay(self, target: int, start: int, value: Tensor, allowed: frozenset[str]) -> Tensor | None:
-        """Apply to `value` what turned `start` into `target`; None if that took an operation outside `allowed`."""
+    def replay(
+        self, target: int, start: int, value: Tensor, allowed: frozenset[str], passed: frozenset[str] = frozenset()
+    ) -> Tensor | None:
+        """Apply to `value` what turned `start` into `target`; None if that took an operation outside `allowed`.
+
+        Operations in `passed` keep every element in its place and are left out.
+        """
         known: dict[int, Tensor | None] = {start: value}
 
         def compute(node: int) -> Tensor | None:
@@ -156,10 +161,13 @@ class Trace:
                 known[node] = None
                 if (
                     op is not None
-                    and op.name in allowed
+                    and op.name in allowed | passed
                     and op.inputs
                     and (source := compute(op.inputs[0])) is not None
                 ):
+                    if op.name in passed:
+                        known[node] = source
+                        return source
                     args, kwargs = _substitute((op.args, op.kwargs), op.inputs[0], source)
                     result = op.func(*args, **kwargs)
                     known[node] = result if isinstance(result, Tensor) else result[op.outputs.index(node)]
@@ -194,6 +202,7 @@ _SAME_ELEMENTS = frozenset(
         "unsqueeze",
         "slice",
         "contiguous",
+        "expand",
     }
 )
 

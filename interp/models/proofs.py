@@ -13,10 +13,12 @@ from math import sqrt
 import torch
 from torch import Tensor
 
-from interp.models.anatomy import Anatomy, Refusal
+from interp.models.anatomy import Anatomy, Linear, Refusal
 from interp.models.equations import Sides, block_equations, normed, products, same
+from interp.models.float64 import numerics
 from interp.models.norms import Norm
-from interp.points import POINTS, Address
+from interp.models.transforms import Scale
+from interp.points import POINTS, STREAM_POINTS, Address
 
 LAMBDA = 4.0
 
@@ -49,6 +51,8 @@ def needed(anatomy: Anatomy) -> list[Address]:
     layers = range(len(anatomy.blocks))
     every = [Address(p.name, i) for p in POINTS.values() if p.per_layer for i in layers]
     every += [Address(p.name) for p in POINTS.values() if not p.per_layer]
+    if anatomy.n_streams > 1:
+        every += [Address(p, i, stream=s) for p in STREAM_POINTS for i in layers for s in range(anatomy.n_streams)]
     return [address for address in every if not isinstance(anatomy.tap(address), Refusal)]
 
 
@@ -79,8 +83,7 @@ def _mixing(captured: Captured) -> Captured:
 
 def _claims(anatomy: Anatomy, captured: Captured) -> Iterator[Claim]:
     def get(name: str, layer: int | None = None) -> Tensor | None:
-        tensor = captured.get(Address(name, layer))
-        return None if tensor is None else tensor.double()
+        return _value(anatomy, captured, name, layer)
 
     def claim(proof: str, equation: str, layer: int | None, points: str, sides: Sides | None) -> Iterator[Claim]:
         if sides is not None:
@@ -100,7 +103,7 @@ def _claims(anatomy: Anatomy, captured: Captured) -> Iterator[Claim]:
     for equation, points, sides in _head(anatomy, get):
         yield from claim("P4", equation, None, points, sides)
     if isinstance(anatomy.final_norm, Norm):
-        last = get("resid_post", len(anatomy.blocks) - 1)
+        last = _last(anatomy, get)
         sides = normed(anatomy.final_norm, last, get("final_normalized"), get("final_norm_scale"), get("final_norm"))
         yield from claim(
             "P8",
@@ -111,34 +114,50 @@ def _claims(anatomy: Anatomy, captured: Captured) -> Iterator[Claim]:
         )
 
 
+def _value(anatomy: Anatomy, captured: Captured, name: str, layer: int | None = None) -> Tensor | None:
+    """A captured tensor in float64; the stream of a trunk of several with all of them, [pos, streams, d_model]."""
+    if anatomy.n_streams > 1 and name in STREAM_POINTS:
+        streams = [captured.get(Address(name, layer, stream=i)) for i in range(anatomy.n_streams)]
+        found = [stream.double() for stream in streams if stream is not None]
+        return torch.stack(found, -2) if len(found) == anatomy.n_streams else None
+    tensor = captured.get(Address(name, layer))
+    return None if tensor is None else tensor.double()
+
+
 def _embedding(anatomy: Anatomy, prompts: Sequence[Captured]) -> Iterator[Claim]:
     """The stream starts as the token embedding times a constant, and what else it has depends on the position alone."""
-    needs = (Address("embeddings"), Address("resid_pre", 0))
     start = anatomy.start
-    if isinstance(start, Refusal) or any(address not in prompts[0] for address in needs):
+    first = [_value(anatomy, captured, "resid_pre", 0) for captured in prompts]
+    embedded = [_value(anatomy, captured, "embeddings") for captured in prompts]
+    firsts, embeddings = [f for f in first if f is not None], [e for e in embedded if e is not None]
+    term = None if isinstance(start, Refusal) else next((t for t in start.terms if t.kind == "token"), None)
+    if isinstance(start, Refusal) or term is None or len(firsts) < len(prompts) or len(embeddings) < len(prompts):
         return
-    steps = next((term.tap.steps for term in start.terms if term.kind == "token"), ())
-    firsts, tokens = [], []
-    for captured in prompts:
-        value = captured[Address("embeddings")]
-        for step in steps[len(anatomy.embeddings.steps) :]:
-            value = step.read(value)
-        firsts.append(captured[Address("resid_pre", 0)].double())
-        tokens.append(value.double())
+    tokens, magnitudes, terms = [], [], 1
+    for value in embeddings:
+        magnitude = value.abs()
+        if term.via is not None:
+            value, magnitude = products(value, term.via.weight, term.via.bias)
+            terms = term.via.weight.shape[1]
+        for step in term.tap.steps if term.via is not None else term.tap.steps[len(anatomy.embeddings.steps) :]:
+            value, magnitude = step.read(value), step.read(magnitude).abs()
+        tokens.append(value if anatomy.n_streams == 1 else value[:, None].expand(-1, anatomy.n_streams, -1))
+        magnitudes.append(magnitude if anatomy.n_streams == 1 else magnitude[:, None].expand_as(tokens[-1]))
     if len(start.terms) == 1 and start.norm is not None:
-        token, first = torch.cat(tokens), torch.cat(firsts)
-        sides = normed(start.norm, token, start.norm.normalized(token), start.norm.scale(token), first)
+        token, first_values = torch.cat(tokens), torch.cat(firsts)
+        sides = normed(start.norm, token, start.norm.normalized(token), start.norm.scale(token), first_values)
         equation = "norm(embedding term) = resid_pre.0"
     elif len(start.terms) == 1:
-        sides = same(torch.cat(firsts), torch.cat(tokens))
+        sides = Sides(torch.cat(tokens), torch.cat(firsts), torch.cat(magnitudes), terms)
         equation = "the embedding term is resid_pre.0"
     elif len(prompts) == 1 or start.norm is not None:
         return
     else:
         n = min(map(len, firsts))
-        left, right = (first[:n] - token[:n] for first, token in zip(firsts[:2], tokens[:2], strict=True))
-        magnitude = firsts[0][:n].abs() + tokens[0][:n].abs() + firsts[1][:n].abs() + tokens[1][:n].abs()
-        sides = Sides(left, right, magnitude, 4)
+        left, right = (f[:n] - token[:n] for f, token in zip(firsts[:2], tokens[:2], strict=True))
+        magnitude = sum(f[:n].abs() + m[:n] for f, m in zip(firsts[:2], magnitudes[:2], strict=True))
+        assert isinstance(magnitude, Tensor)
+        sides = Sides(left, right, magnitude, 3 + terms)
         equation = "resid_pre.0 less the token term depends on the position alone"
     if sides is not None:
         yield _claim(anatomy, "P2", equation, None, "embeddings", sides)
@@ -152,20 +171,44 @@ def _claim(anatomy: Anatomy, proof: str, equation: str, layer: int | None, point
 
 def _head(anatomy: Anatomy, get: Callable[..., Tensor | None]) -> Iterator[tuple[str, str, Sides | None]]:
     """(equation, points vouched for, sides): the unembedding's own output, then what scale and cap make of it."""
-    head, norm, last = anatomy.head, anatomy.final_norm, get("resid_post", len(anatomy.blocks) - 1)
+    head, norm, last = anatomy.head, anatomy.final_norm, _last(anatomy, get)
     logits = get("logits")
     if isinstance(head, Refusal) or last is None or logits is None:
         return
-    x = last
+    x, widest = last, head.linear.weight.shape[1]
     if isinstance(norm, Norm):
         x = norm.normalized(last) * norm.gain.double() + (0.0 if norm.bias is None else norm.bias.double())
-    weight, bias = head.linear.weight, head.linear.bias
-    own, magnitude = products(x, weight, bias)
+    own, magnitude = x, x.abs()
+    for step in (*head.before, head.linear):
+        if isinstance(step, Linear):
+            spread = products(magnitude, step.weight.abs(), None)[0]
+            own, magnitude = products(own, step.weight, step.bias)
+            magnitude, widest = torch.maximum(spread, magnitude), max(widest, step.weight.shape[1])
+        elif isinstance(step, Norm):
+            bias = torch.zeros(()) if step.bias is None else step.bias.double()
+            magnitude = (magnitude + magnitude.mean(-1, keepdim=True)) / step.scale(own)
+            own = step.normalized(own) * step.gain.double() + bias
+            magnitude = magnitude * step.gain.double().abs() + bias.abs()
+        elif isinstance(step, Scale):
+            own, magnitude = step.read(own), step.read(magnitude).abs()
+        else:
+            own = step(own)
     stated = get("lm_head")
-    sides = None if stated is None else Sides(own, stated, magnitude, weight.shape[1])
-    yield "W final_norm(resid_post.last) + b = lm_head", "final_norm lm_head", sides
-    sides = Sides(head.logits(own), logits, magnitude * abs(head.scale), weight.shape[1])
+    sides = None if stated is None else Sides(own, stated, magnitude, widest)
+    inside = "final_norm(resid_post.last)" if not head.before else "before(final_norm(resid_post.last))"
+    yield f"W {inside} + b = lm_head", "final_norm lm_head", sides
+    sides = Sides(head.logits(own), logits, magnitude * abs(head.scale), widest)
     yield "lm_head(final_norm(resid_post.last)) = logits", "final_norm lm_head logits", sides
+
+
+def _last(anatomy: Anatomy, get: Callable[..., Tensor | None]) -> Tensor | None:
+    """What the final norm reads, float64: the last stream, or what the model's own module makes of several."""
+    last = get("resid_post", len(anatomy.blocks) - 1)
+    if last is None or anatomy.collapse is None:
+        return last
+    tap = anatomy.collapse
+    with torch.no_grad(), numerics(_dtype(anatomy)):
+        return tap.module(last[None].to(_dtype(anatomy)))[0].double()
 
 
 def _difference(sides: Sides, epsilon: float) -> float:

@@ -12,6 +12,7 @@ from interp.models.anatomy import (
     Block,
     Head,
     Refusal,
+    Remix,
     Renorm,
     Start,
     StreamStep,
@@ -22,7 +23,8 @@ from interp.models.anatomy import (
 )
 from interp.models.attention import AttentionCall, observed
 from interp.models.float64 import numerics
-from interp.models.flow import Renorming, Stage, Weighing, constant_factor, norm_behind, sources, stages
+from interp.models.flow import Remixing, Renorming, Stage, Weighing, norm_behind, sources, stages
+from interp.models.head import head_of
 from interp.models.mixer import mixer_of
 from interp.models.neurons import neurons_of
 from interp.models.probe import Call, Trace, recording
@@ -65,26 +67,24 @@ def _read(trace: Trace, model: nn.Module, tokens: torch.Tensor) -> Anatomy:
     whole = trace.calls_of("")[0]
     embed = _embedding(trace, tokens, found[0])
     logits_key = "logits" if "logits" in whole.outputs else next(iter(whole.outputs))
-    head, lm_head = _head(trace, whole, whole.outputs[logits_key])
-    final_node = lm_head.inputs[next(iter(lm_head.inputs))] if lm_head is not None else whole.outputs[logits_key]
-    last = trace.root(found[-1].leaves)
-    returned = trace.returned_by(final_node)
-    norm_call = next((c for c in reversed(returned) if norm_of(trace, c) is not None), None)
-    reads_last = norm_call is not None and trace.root(next(iter(norm_call.inputs.values()))) == last
+    head, lm_head, final, collapse = head_of(trace, whole, whole.outputs[logits_key], found[-1])
+    end = trace.value[found[-1].leaves]
     no_final = Refusal("no norm stands between the last block and the head")
-    trunk = next((c.path for c in reversed(returned) if found[0].call.path.startswith(c.path + ".") and c.path), "")
     return Anatomy(
         model=model,
         embeddings=output_tap(embed, next(iter(embed.outputs))),
         start=_start(trace, whole, embed, found[0]),
         blocks=tuple(_block(trace, stage) for stage in found),
-        trunk=trunk,
-        final_norm=(norm_of(trace, norm_call) if norm_call is not None and reads_last else None) or no_final,
-        final_norm_input=input_tap(norm_call, next(iter(norm_call.inputs))) if norm_call is not None else no_final,
-        final_norm_output=output_tap(norm_call, next(iter(norm_call.outputs)))
-        if norm_call is not None
+        d_model=end.shape[-1],
+        n_streams=end.shape[2] if end.ndim == 4 else 1,
+        collapse=None if collapse is None else output_tap(collapse, next(iter(collapse.outputs))),
+        trunk=_trunk(trace, lm_head, final, found),
+        final_norm=(None if final is None else norm_of(trace, final)) or no_final,
+        final_norm_input=no_final if final is None else input_tap(final, next(iter(final.inputs))),
+        final_norm_output=output_tap(final, next(iter(final.outputs)))
+        if final is not None
         else input_tap(lm_head, next(iter(lm_head.inputs)))
-        if lm_head is not None
+        if lm_head is not None and isinstance(head, Head) and not head.before
         else output_tap(found[-1].call, found[-1].output_key),
         head=head,
         lm_head=Refusal("no linear map ends in the logits")
@@ -94,6 +94,17 @@ def _read(trace: Trace, model: nn.Module, tokens: torch.Tensor) -> Anatomy:
         position_ids="position_ids" in inspect.signature(model.forward).parameters,
         refused={},
     )
+
+
+def _trunk(trace: Trace, lm_head: Call | None, final: Call | None, found: list[Stage]) -> str:
+    """Path of the innermost module that runs every block and returns what goes to the head; empty if none does."""
+    ends = [next(iter(lm_head.inputs.values()))] if lm_head is not None else []
+    ends += [next(iter(final.outputs.values()))] if final is not None else [found[-1].leaves]
+    for end in ends:
+        for call in reversed(trace.returned_by(end)):
+            if call.path and found[0].call.path.startswith(call.path + "."):
+                return call.path
+    return ""
 
 
 def _embedding(trace: Trace, tokens: torch.Tensor, first: Stage) -> Call:
@@ -116,40 +127,30 @@ def _embedding(trace: Trace, tokens: torch.Tensor, first: Stage) -> Call:
     return found[-1]
 
 
-def _head(trace: Trace, whole: Call, node: int) -> tuple[Head | Refusal, Call | None]:
-    """Follow constants and a tanh back from the logits to the linear map that they come from."""
-    after, cap, capped = 1.0, None, False
-    for _ in range(8):
-        for call in reversed(trace.returned_by(node)):
-            if call is not whole and (found := linear_of(trace, call)) is not None:
-                return (Head(found, after, cap) if not capped else Head(found, (cap or 1.0) * after, cap)), call
-        op = trace.producer.get(trace.root(node))
-        if op is None:
-            break
-        if (constant := constant_factor(trace, op)) is not None:
-            node, after = constant[0], after * constant[1]
-        elif op.name == "tanh" and not capped:
-            node, cap, after, capped = op.inputs[0], after, 1.0, True
-        else:
-            break
-    return Refusal("the logits are not a linear map's output, scaled and capped"), None
-
-
 def _start(trace: Trace, whole: Call, embed: Call, first: Stage) -> Start | Refusal:
-    """The stream's first value as a sum of module outputs, normed or not."""
+    """The stream's first value as a sum of module outputs, normed or not; several streams all begin with it."""
     unknown = Refusal("what enters the first block is not a sum of embeddings")
-    norm = norm_behind(trace, first.enters, whole)
-    before = first.enters if norm is None else next(iter(norm.inputs.values()))
+    before = first.enters
+    if first.stacked(trace):
+        op = trace.producer.get(trace.root(before))
+        if op is None or op.name not in ("expand", "repeat"):
+            return unknown
+        before = op.inputs[0]
+    norm = norm_behind(trace, before, whole)
+    before = before if norm is None else next(iter(norm.inputs.values()))
     parts = sources(trace, before, whole)
     if parts is None:
         return unknown
+    embedded = trace.root(next(iter(embed.outputs.values())))
     terms = []
     for part in parts:
-        tap = output_tap(part.call, part.key)
-        from_tokens = next(iter(embed.outputs.values())) in trace.ancestors(part.node)
-        if from_tokens and trace.root(part.node) != trace.root(next(iter(embed.outputs.values()))):
-            return unknown
-        terms.append(Term("token" if from_tokens else "position", scaled(tap, part.factor)))
+        tap, via = output_tap(part.call, part.key), None
+        from_tokens = embedded in map(trace.root, trace.ancestors(part.node))
+        if from_tokens and trace.root(part.node) != embedded:
+            via = linear_of(trace, part.call)
+            if via is None or trace.root(next(iter(part.call.inputs.values()))) != embedded:
+                return unknown
+        terms.append(Term("token" if from_tokens else "position", scaled(tap, part.factor), via))
     return Start(tuple(terms), None if norm is None else norm_of(trace, norm))
 
 
@@ -195,7 +196,8 @@ def _unread(stage: Stage, why: Refusal) -> Block:
 def _steps(trace: Trace, stage: Stage, names: dict[int, str], parts: list[Part]) -> tuple[StreamStep, ...]:
     """The stage's links with the points that they add."""
     steps: list[StreamStep] = []
-    for index, link in enumerate(stage.links or ()):
+    links = stage.links or ()
+    for index, link in enumerate(links):
         if isinstance(link, Weighing):
             steps.append(Weigh(link.factor))
         elif isinstance(link, Renorming):
@@ -203,8 +205,14 @@ def _steps(trace: Trace, stage: Stage, names: dict[int, str], parts: list[Part])
             assert norm is not None
             steps.append(Renorm(norm))
         else:
-            here = [part for part in parts if part.addition == index]
-            steps.append(Add(tuple(names.get(id(part), "extra_out_post") for part in here)))
+            mixes = isinstance(link, Remixing)
+            here = [part for part in parts if part.addition == index + mixes]
+            points = tuple(names.get(id(part), "extra_out_post") for part in here)
+            kind = points[0].removesuffix("_out_post") if points else ""
+            if mixes:
+                steps.append(Remix(f"{kind}_stream_mix"))
+            else:
+                steps.append(Add(points, f"{kind}_stream_write" if stage.stacked(trace) else None))
     return tuple(steps)
 
 
@@ -215,4 +223,4 @@ def _mid(attn: Part | None, mlp: Part | None, parallel: bool) -> Tap | Refusal:
         return Refusal("this block adds attention and MLP in parallel", ("resid_post", "mlp_in"))
     if attn.addition > mlp.addition:
         return Refusal("this block adds its MLP before its attention", ("resid_pre", "resid_post"))
-    return mlp.sublayer.pre_norm_input or mlp.sublayer.read
+    return mlp.sublayer.entry

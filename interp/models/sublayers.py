@@ -1,15 +1,17 @@
 """From one block's recorded call to its sublayers: what each reads, returns and adds, and the norms around it."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from interp.models.anatomy import Refusal, Sublayer, Tap, scaled
-from interp.models.flow import Addition, Source, Stage, returned_inside, sources
+from interp.models.flow import Addition, Source, Stage, addends, key_of, norm_behind, returned_inside, sources
 from interp.models.norms import Norm
 from interp.models.probe import Call, Key, Trace
 from interp.models.recognise import norm_of
+from interp.models.stacks import spread, stack_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,6 +23,7 @@ class Part:
     """The call that holds the sublayer's parameters: attention or MLP module, or the last of several modules."""
     first: Call
     """The first module of the core: what it receives is what the sublayer reads."""
+    read_node: int
     raw_node: int
     addition: int
     mixes_positions: bool
@@ -44,11 +47,12 @@ def parts_of(trace: Trace, stage: Stage) -> list[Part] | Refusal:
     for index, link in enumerate(stage.links):
         if not isinstance(link, Addition):
             continue
-        found = sources(trace, link.contribution, stage.call)
+        written = spread(trace, link.contribution) if stage.stacked(trace) else None
+        found = sources(trace, link.contribution if written is None else written[1], stage.call)
         if found is None:
             return Refusal("what is added to the stream is no module's output", ("resid_pre", "resid_post"))
         for source in found:
-            part = _part(trace, stage, source, streams, index)
+            part = _part(trace, stage, source, streams, index, None if written is None else written[0])
             if part is None:
                 return Refusal(
                     f"{source.call.path} adds to the stream but does not read it", ("resid_pre", "resid_post")
@@ -57,7 +61,25 @@ def parts_of(trace: Trace, stage: Stage) -> list[Part] | Refusal:
     return sorted(parts, key=lambda part: (part.addition, part.core.order))
 
 
-def _part(trace: Trace, stage: Stage, source: Source, streams: set[int], addition: int) -> Part | None:
+class _Entry(NamedTuple):
+    """How a sublayer takes the stream."""
+
+    call: Call
+    """The first module of its core."""
+    key: Key
+    norm: Norm | None
+    norm_input: Tap | None
+    tap: Tap
+    """Where the stream itself is read."""
+    collapse: Tap | None
+    """Where one vector is made of several streams."""
+    mixed_with: bool
+    """Whether something else is added to the stream before the norm."""
+
+
+def _part(
+    trace: Trace, stage: Stage, source: Source, streams: set[int], addition: int, weights: int | None
+) -> Part | None:
     post_norm = norm_of(trace, source.call)
     post_norm_input = None
     raw_call, raw_node, raw_key = source.call, source.node, source.key
@@ -68,26 +90,48 @@ def _part(trace: Trace, stage: Stage, source: Source, streams: set[int], additio
             return None
         post_norm_input = input_tap(source.call, key)
         raw_call, raw_node, raw_key = behind[0].call, behind[0].node, behind[0].key
-    core = _direct_child(trace, stage.call, raw_call)
-    first = _first(trace, stage, core, streams)
-    if first is None:
+    core, entry = _core(trace, stage, raw_call, streams)
+    if entry is None:
         return None
-    call, key, pre_norm, pre_norm_input = first
+    stack = None
+    if weights is not None:
+        stack = None if entry.collapse is None else stack_of(trace, stage, weights, addition, entry.collapse)
+        if stack is None:
+            return None
     sublayer = Sublayer(
         path=core.path,
-        read=input_tap(call, key),
+        read=input_tap(entry.call, entry.key)
+        if not entry.mixed_with
+        else Refusal("this sublayer's norm reads the stream with something else added to it"),
         raw=output_tap(raw_call, raw_key),
         contribution=scaled(output_tap(source.call, source.key), source.factor),
-        pre_norm=pre_norm,
-        pre_norm_input=pre_norm_input,
+        pre_norm=None if entry.mixed_with else entry.norm,
+        pre_norm_input=None if entry.mixed_with else entry.norm_input,
         post_norm=post_norm,
         post_norm_input=post_norm_input,
         multiplier=source.factor,
-        reads=_steps_before(trace, stage, pre_norm_input or input_tap(call, key)),
+        entry=entry.tap,
+        reads=_steps_before(trace, stage, entry.tap),
+        stack=stack,
     )
     attends = any(inner.path.endswith("@attention") for inner in trace.inside(core))
-    mixes = attends or _mixes_positions(trace, call, key, raw_call)
-    return Part(sublayer, core, call, raw_node, addition, mixes, attends)
+    mixes = attends or _mixes_positions(trace, entry.call, entry.key, raw_call)
+    return Part(sublayer, core, entry.call, entry.call.inputs[entry.key], raw_node, addition, mixes, attends)
+
+
+def _core(trace: Trace, stage: Stage, raw: Call, streams: set[int]) -> tuple[Call, _Entry | None]:
+    """The module that the sublayer is, and how it takes the stream.
+
+    The block's own child; where that child holds the norm and the addition too (DBRX), its child that holds neither.
+    """
+    core = _child(trace, stage.call, raw)
+    entry = _entry(trace, stage, core, streams)
+    if entry is not None and entry.norm is None and raw.path != core.path:
+        inner = _child(trace, core, raw)
+        within = _entry(trace, stage, inner, streams, inside=core)
+        if within is not None and within.norm is not None:
+            return inner, within
+    return core, entry
 
 
 def _steps_before(trace: Trace, stage: Stage, source: Tap) -> int:
@@ -98,9 +142,9 @@ def _steps_before(trace: Trace, stage: Stage, source: Tap) -> int:
     return results.index(read) + 1 if read in results else 0
 
 
-def _direct_child(trace: Trace, block: Call, call: Call) -> Call:
-    """The block's own child in which `call` happened."""
-    depth = block.depth + 1
+def _child(trace: Trace, outer: Call, call: Call) -> Call:
+    """The child of `outer` in which `call` happened."""
+    depth = outer.depth + 1
     if call.depth <= depth:
         return call
     path = ".".join(call.path.split(".")[:depth])
@@ -108,10 +152,9 @@ def _direct_child(trace: Trace, block: Call, call: Call) -> Call:
     return inside[-1] if inside else call
 
 
-def _first(
-    trace: Trace, stage: Stage, core: Call, streams: set[int]
-) -> tuple[Call, Key, Norm | None, Tap | None] | None:
+def _entry(trace: Trace, stage: Stage, core: Call, streams: set[int], inside: Call | None = None) -> _Entry | None:
     """Walk back from the core to the module that reads the stream, directly or through a norm."""
+    outer = inside or stage.call
     current = core
     for _ in range(16):
         before = None
@@ -120,31 +163,57 @@ def _first(
             if not value.is_floating_point() or value.ndim < 2:
                 continue
             if trace.root(node) in streams:
-                return current, key, None, None
-            produced = returned_inside(trace, node, stage.call) or _behind_elementwise(trace, node, stage.call)
+                return _Entry(current, key, None, None, input_tap(current, key), None, False)
+            if (collapsed := _collapse(trace, stage, node, streams)) is not None:
+                return _Entry(current, key, None, None, *collapsed, False)
+            produced = norm_behind(trace, node, stage.call) or returned_inside(trace, node, outer)
+            produced = produced or _behind_elementwise(trace, node, outer)
             if produced is None or produced.order >= current.order:
                 continue
             norm = norm_of(trace, produced)
             if norm is not None:
                 norm_key, entered = next(iter(produced.inputs.items()))
+                taken = input_tap(produced, norm_key)
                 if trace.root(entered) in streams:
-                    return current, key, norm, input_tap(produced, norm_key)
-            before = before or produced
+                    return _Entry(current, key, norm, taken, taken, None, False)
+                if (collapsed := _collapse(trace, stage, entered, streams)) is not None:
+                    return _Entry(current, key, norm, taken, *collapsed, False)
+                if _with_something_added(trace, entered, streams):
+                    return _Entry(current, key, norm, taken, taken, None, True)
+            if not any(trace.root(value) in streams for value in produced.outputs.values()):
+                before = before or produced  # a module that returns the stream holds another sublayer
         if before is None:
             return None
-        current = _direct_child(trace, stage.call, before)
+        current = _child(trace, outer, before)
     return None
 
 
+def _collapse(trace: Trace, stage: Stage, node: int, streams: set[int]) -> tuple[Tap, Tap] | None:
+    """(where the stack is read, where one vector of it is returned) if a module made `node` of several streams."""
+    if not stage.stacked(trace) or (call := returned_inside(trace, node, stage.call)) is None:
+        return None
+    key = next((key for key, value in call.inputs.items() if trace.root(value) in streams), None)
+    return None if key is None else (input_tap(call, key), output_tap(call, key_of(trace, call, node)))
+
+
+def _with_something_added(trace: Trace, node: int, streams: set[int]) -> bool:
+    op = trace.producer.get(trace.root(node))
+    return op is not None and any(trace.root(operand) in streams for operand in addends(trace, op))
+
+
 def _behind_elementwise(trace: Trace, node: int, block: Call) -> Call | None:
-    """The module whose output became `node` through functions of one tensor (an activation called as a function)."""
+    """The module whose output became `node` through an activation called as a function, or a product with a tensor."""
+    pending = [node]
     for _ in range(8):
-        op = trace.producer.get(trace.root(node))
-        if op is None or len(op.inputs) != 1:
+        if not pending:
             return None
-        node = op.inputs[0]
-        if (call := returned_inside(trace, node, block)) is not None:
-            return call
+        op = trace.producer.get(trace.root(pending.pop(0)))
+        if op is None or (len(op.inputs) != 1 and op.name != "mul"):
+            continue
+        for operand in op.inputs:
+            if (call := returned_inside(trace, operand, block)) is not None:
+                return call
+            pending.append(operand)
     return None
 
 

@@ -3,21 +3,22 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from interp.models.anatomy import Anatomy, Block, Mixer, Refusal, Tap
+from interp.models.anatomy import Anatomy, Block, Mixer, Refusal, Sublayer, Tap
 from interp.models.norms import Norm
 from interp.models.transforms import HeadOutputs, HeadsFirst, Normalized, NormScale
-from interp.points import POINTS, Address
+from interp.points import POINTS, STREAM_POINTS, Address
 
 Role = TypeVar("Role")
 NO_NORM = "no norm stands there in this model"
+ONE_STREAM = "this trunk is one stream, without hyper-connections"
 
 
 def tap_of(anatomy: Anatomy, address: Address) -> Tap | Refusal:
     """The Tap of `address`, or the Refusal that says why there is none."""
-    if address.stream is not None:
-        return Refusal("this trunk is one stream, not several", (str(address.whole),))
     if address.layer is None:
         return _trunk_tap(anatomy, address.name)
+    if (refusal := _of_streams(anatomy, address)) is not None:
+        return refusal
     if address.layer >= len(anatomy.blocks):
         return Refusal(
             f"the model has layers 0 to {len(anatomy.blocks) - 1}", (f"{address.name}.{len(anatomy.blocks) - 1}",)
@@ -31,6 +32,18 @@ def tap_of(anatomy: Anatomy, address: Address) -> Tap | Refusal:
     if isinstance(found, Refusal):
         return Refusal(found.reason, tuple(f"{name}.{address.layer}" for name in found.nearest))
     return found
+
+
+def _of_streams(anatomy: Anatomy, address: Address) -> Refusal | None:
+    """Why the address does not fit a trunk of as many streams as this one has."""
+    n, at = anatomy.n_streams, f".{address.layer}"
+    if n == 1 and address.stream is not None:
+        return Refusal("this trunk is one stream, not several", (str(address.whole),))
+    if address.stream is not None and address.stream >= n:
+        return Refusal(f"the trunk has streams 0 to {n - 1}", (f"{address.whole}.stream-{n - 1}",))
+    if n > 1 and address.stream is None and address.name in STREAM_POINTS:
+        return Refusal(f"this trunk carries {n} streams: name one", (f"{address}.stream-0", "resid_streams" + at))
+    return None
 
 
 def _trunk_tap(anatomy: Anatomy, name: str) -> Tap | Refusal:
@@ -116,6 +129,12 @@ def _block_tap(block: Block, name: str) -> Tap | Refusal:
             return block.extra
         case "mlp_pre_linear":
             return _part(neurons, lambda n: n.pre_linear)
+        case "resid_streams":
+            return block.output if _stacked(block) else Refusal(ONE_STREAM, ("resid_post",))
+        case "attn_stream_collapse" | "attn_stream_write" | "attn_stream_mix":
+            return _part(attn, lambda s: _on_stack(s, name))
+        case "mlp_stream_collapse" | "mlp_stream_write" | "mlp_stream_mix":
+            return _part(mlp, lambda s: _on_stack(s, name))
         case _:
             return Refusal(_ABSENT.get(name, "this block has nothing of that kind"), ("mlp_out", "resid_post"))
 
@@ -126,6 +145,18 @@ _ABSENT = {
     "expert_indices": "no router was found in this block's MLP",
     "expert_out": "no router was found in this block's MLP",
 }
+
+
+def _stacked(block: Block) -> bool:
+    return any(isinstance(s, Sublayer) and s.stack is not None for s in (block.attn, block.mlp))
+
+
+def _on_stack(sublayer: Sublayer, name: str) -> Tap | Refusal:
+    if sublayer.stack is None:
+        return Refusal(ONE_STREAM, ("resid_pre", "resid_post"))
+    return {"collapse": sublayer.stack.collapse, "write": sublayer.stack.write, "mix": sublayer.stack.mix}[
+        name.rpartition("_")[2]
+    ]
 
 
 def _part(role: Role | Refusal, choose: Callable[[Role], Tap | Refusal]) -> Tap | Refusal:

@@ -8,7 +8,7 @@ import inspect
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from interp.errors import InterpError
 
@@ -53,7 +53,19 @@ GENERIC: dict[str, Any] = {
     "encoder_attention_heads": 6,
     "encoder_ffn_dim": 80,
 }
-LATENT = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "axk1", "axk2", "glm4_moe_lite", "glm_moe_dsa", "longcat_flash")
+LATENT = (
+    "deepseek_v2",
+    "deepseek_v3",
+    "deepseek_v32",
+    "axk1",
+    "axk2",
+    "glm4_moe_lite",
+    "glm_moe_dsa",
+    "longcat_flash",
+    "minicpm3",
+    "sarvam_mla",
+    "youtu",
+)
 OWN: dict[str, dict[str, Any]] = {
     # Latent attention has one key and value per head.
     **{name: {"num_key_value_heads": 6} for name in LATENT},
@@ -64,16 +76,63 @@ OWN: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},
     "cohere_compass_text": {"layer_types": ["full_attention"] * N_LAYERS},
     "falcon_h1": {"mamba_n_heads": 6, "mamba_d_ssm": 96, "mamba_d_head": 16},
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 1.5},
+        "ffn_config": {"hidden_size": 48, "ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2},
+    },
+    "zamba2": {
+        "layers_block_type": ["linear_attention", "hybrid", "linear_attention"],
+        "n_mamba_heads": 6,
+        "num_key_value_heads": 6,
+    },
+    "deepseek_v4": {
+        "num_key_value_heads": 1,
+        "o_groups": 2,
+        "o_lora_rank": 12,
+        "hc_mult": 3,
+        "index_n_heads": 4,
+        "index_head_dim": 8,
+        "index_topk": 2,
+        "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 4},
+        "layer_types": ["heavily_compressed_attention", "compressed_sparse_attention", "sliding_attention"],
+        "mlp_layer_types": ["hash_moe", "moe", "moe"],
+    },
+    "hy_v4": {"hc_mult": 3},
 }
 """Fields that one type needs beside or instead of the generic ones."""
 
 
-def tiny_model(model_type: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> nn.Module:
-    """A tiny random model in eval mode. Raises whatever its config or its class raises, `InterpError` if not tiny."""
+VARIANTS: dict[str, dict[str, Any]] = {
+    "gpt_neox, sequential": {"use_parallel_residual": False},
+    "falcon, old": {"parallel_attn": False, "multi_query": False, "alibi": True},
+    "falcon, new": {"new_decoder_architecture": True, "num_kv_heads": 2, "multi_query": False},
+    "opt, norm behind": {"do_layer_norm_before": False},
+    "opt, projected embedding": {"word_embed_proj_dim": 32},
+    "gpt2, plain": {"n_inner": None, "scale_attn_by_inverse_layer_idx": True},
+    "cohere, query norm": {"use_qk_norm": True},
+    "stablelm, parallel": {"use_parallel_residual": True, "qk_layernorm": True},
+    "phi, query norm": {"qk_layernorm": True},
+    "olmo, clipped": {"clip_qkv": 0.8},
+    "gemma2, capped": {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    "granite, all multipliers": {
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.22,
+        "logits_scaling": 8.0,
+    },
+}
+"""Other wirings of a type than its config's default, under the type's name and what is different."""
+
+
+def tiny_model(family: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> nn.Module:
+    """A tiny random model of a type or of one of `VARIANTS`, in eval mode.
+
+    Raises whatever its config or its class raises, and `InterpError` if it is not tiny.
+    """
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-    config_type = CONFIG_MAPPING[model_type]
-    fields = _fields(config_type)
+    config_type = CONFIG_MAPPING[family.partition(",")[0]]
+    fields = _fields(config_type) | VARIANTS.get(family, {})
     torch.manual_seed(seed)
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
@@ -90,6 +149,13 @@ def tiny_model(model_type: str, dtype: torch.dtype = torch.float64, seed: int = 
     for name, parameter in model.named_parameters():
         if parameter.is_floating_point():
             randomize(name, parameter, generator)
+    kept = set(model.state_dict())
+    for name, buffer in model.named_buffers():
+        if name in kept and buffer.is_floating_point() and buffer.ndim <= 1:  # a layer's factor, a router's correction
+            randomize(name, buffer, generator)
+        elif name.endswith("tid2eid"):  # which experts a token goes to, in routers that hash
+            chosen = torch.rand(len(buffer), 4, generator=generator).argsort(-1)[:, : buffer.shape[1]]
+            buffer.copy_(chosen)
     return model.to(dtype).eval().requires_grad_(False)
 
 
@@ -105,7 +171,7 @@ def _fields(config_type: type) -> dict[str, Any]:
     return fields | OWN.get(getattr(config_type, "model_type", ""), {})
 
 
-def randomize(name: str, parameter: nn.Parameter, generator: torch.Generator) -> None:
+def randomize(name: str, parameter: Tensor, generator: torch.Generator) -> None:
     """Norm gains around their start, biases and matrices large enough that every term matters."""
     noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(parameter.dtype)
     with torch.no_grad():

@@ -40,6 +40,24 @@ class Scale:
         return f"times {self.factor:g}"
 
 
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """Held between two bounds, as some families do with queries, keys and values."""
+
+    low: float | None
+    high: float | None
+    writable = False
+
+    def read(self, x: Tensor) -> Tensor:
+        return x.clamp(self.low, self.high)
+
+    def write(self, x: Tensor, new: Tensor) -> Tensor:
+        raise TypeError("the value is clipped inside the attention module; a write before that would be clipped too")
+
+    def __str__(self) -> str:
+        return f"clipped to {self.low:g} .. {self.high:g}" if None not in (self.low, self.high) else "clipped"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Channels:
     """Channels of the last axis, picked by index and given the index's shape: heads, slices of a fused projection."""
@@ -97,6 +115,22 @@ class OneHead:
 
     def __str__(self) -> str:
         return "of the one head"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Transposed:
+    """The last two axes exchanged."""
+
+    writable = True
+
+    def read(self, x: Tensor) -> Tensor:
+        return x.transpose(-1, -2)
+
+    def write(self, x: Tensor, new: Tensor) -> Tensor:
+        return new.transpose(-1, -2)
+
+    def __str__(self) -> str:
+        return "transposed"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,6 +2,6 @@
 
 from interp.points.address import Address
 from interp.points.info import ModelInfo
-from interp.points.table import BLOCK_POINTS, POINTS, Point
+from interp.points.table import BLOCK_POINTS, POINTS, STREAM_POINTS, Point
 
-__all__ = ["BLOCK_POINTS", "POINTS", "Address", "ModelInfo", "Point"]
+__all__ = ["BLOCK_POINTS", "POINTS", "STREAM_POINTS", "Address", "ModelInfo", "Point"]

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 from interp.errors import UserError
-from interp.points.table import POINTS, nearest_names
+from interp.points.table import POINTS, STREAM_POINTS, nearest_names
 
 _TEXT = re.compile(r"(?P<name>[a-z_0-9]*[a-z_])(\.(?P<layer>\d+))?(\.(?P<axis>head|stream)-(?P<index>\d+))?")
 
@@ -34,7 +34,7 @@ class Address:
             raise UserError(f"Layers count from 0: {self.name} cannot have layer {self.layer}.")
         if self.head is not None and not point.has_heads:
             raise UserError(f"{self.name} has no head axis: its shape per token is {point.shape_text}.")
-        if self.stream is not None and "streams" not in point.shape and self.name not in ("resid_pre", "resid_post"):
+        if self.stream is not None and "streams" not in point.shape and self.name not in STREAM_POINTS:
             raise UserError(f"{self.name} has no stream axis: its shape per token is {point.shape_text}.")
 
     @classmethod

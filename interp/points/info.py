@@ -28,3 +28,5 @@ class ModelInfo:
     device: str
     parallel: bool
     """Whether attention and MLP read the same stream and are added together."""
+    n_streams: int = 1
+    """How many streams the trunk carries side by side; 1 but for hyper-connections."""

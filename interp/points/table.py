@@ -94,15 +94,37 @@ def _rows() -> list[Point]:
         Point("mlp_norm_scale", one, "n2's denominator, epsilon included", writable=False, proof="P8"),
         Point("attn_post_norm_scale", one, "p1's denominator, epsilon included", writable=False, proof="P8"),
         Point("mlp_post_norm_scale", one, "p2's denominator, epsilon included", writable=False, proof="P8"),
-        Point("resid_streams", ("streams", "d_model"), "a hyper-connection block's output stack"),
-        Point("attn_stream_collapse", d, "the one vector that the attention's norm reads from the streams"),
-        Point("mlp_stream_collapse", d, "the one vector that the MLP's norm reads from the streams"),
-        Point("attn_stream_write", ("streams",), "weights with which attention is written back", writable=False),
-        Point("mlp_stream_write", ("streams",), "weights with which the MLP is written back", writable=False),
+        Point("resid_streams", ("streams", "d_model"), "a hyper-connection block's output stack", proof="P1"),
+        Point("attn_stream_collapse", d, "sum of w_j stream_j: the one vector that attention's norm reads", proof="P1"),
+        Point("mlp_stream_collapse", d, "sum of w_j stream_j: the one vector that the MLP's norm reads", proof="P1"),
         Point(
-            "attn_stream_mix", ("streams", "streams"), "matrix that remixes the streams at attention", writable=False
+            "attn_stream_write",
+            ("streams",),
+            "what attn_out_post is multiplied by for each stream",
+            writable=False,
+            proof="P1",
         ),
-        Point("mlp_stream_mix", ("streams", "streams"), "matrix that remixes the streams at the MLP", writable=False),
+        Point(
+            "mlp_stream_write",
+            ("streams",),
+            "what mlp_out_post is multiplied by for each stream",
+            writable=False,
+            proof="P1",
+        ),
+        Point(
+            "attn_stream_mix",
+            ("streams", "streams"),
+            "[j, k]: how much of stream j goes to stream k at attention",
+            writable=False,
+            proof="P1",
+        ),
+        Point(
+            "mlp_stream_mix",
+            ("streams", "streams"),
+            "[j, k]: how much of stream j goes to stream k at the MLP",
+            writable=False,
+            proof="P1",
+        ),
         Point(
             "final_normalized",
             d,
@@ -132,6 +154,8 @@ def _rows() -> list[Point]:
 
 
 POINTS: dict[str, Point] = {point.name: point for point in _rows()}
+STREAM_POINTS = ("resid_pre", "resid_mid", "resid_post")
+"""The stream at its three places: in a trunk of several streams, an Address names one of them."""
 BLOCK_POINTS: tuple[str, ...] = tuple(point.name for point in POINTS.values() if point.block_level)
 
 

@@ -50,21 +50,21 @@ def run(config: Doctor) -> int:
 
 def _families(config: Doctor) -> int:
     """Print one line per type that is not proven, and the count; 1 if a claim of a built type fails."""
-    from interp.engines.families import examine_all, page, types
+    from interp.engines.families import examine_all, families, page
     from interp.errors import UserError
     from interp.files import atomic_path
 
-    every = types()
+    every = families()
     if config.model and config.model not in every:
         raise UserError(f"transformers has no causal-LM type {config.model!r}.")
     chosen = [config.model] if config.model else every
     with bars() as update:
-        verdicts = examine_all(chosen, progress=lambda done, total: update("families", done, total, "types"))
+        verdicts = examine_all(chosen, progress=lambda done, total: update("families", done, total, "families"))
     for verdict in verdicts:
         if verdict.status != "proven":
             say(f"{verdict.family}: {verdict.status}, {verdict.reason}.")
     proven = sum(verdict.status == "proven" for verdict in verdicts)
-    say(f"{proven} of {len(verdicts)} types proven.")
+    say(f"{proven} of {len(verdicts)} families proven.")
     if config.out is not None:
         with atomic_path(config.out) as beside:
             beside.write_text(page(verdicts), encoding="utf-8")

@@ -1,5 +1,7 @@
 """Streams that are not plain sums, in models whose classes and module names nobody has seen before."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -54,11 +56,15 @@ class Slab(nn.Module):
         self.kind = kind
         self.mix, self.bend = Mix(), Bend()
         self.before, self.between, self.behind = Rms(), Rms(), Rms()
+        self.share = nn.Parameter(torch.ones(D))
 
     def forward(self, x: Tensor) -> Tensor:
         if self.kind == "normed":
             x = self.before(x + self.mix(x))
             return self.between(x + self.bend(x))
+        if self.kind == "channelled":
+            x = self.share * x + self.mix(self.before(x))
+            return x + self.bend(self.between(x))
         if self.kind == "weighed":
             x = 0.9 * x + self.mix(self.before(x))
             return (0.8 * x + self.bend(self.between(x))) * 1.1
@@ -94,6 +100,7 @@ def unseen(kind: str) -> EagerEngine:
 EQUATIONS = {
     "sandwich": {"resid_pre + attn_out_post = resid_mid", "resid_mid + mlp_out_post = resid_post"},
     "normed": {"norm(resid_pre + attn_out_post) = resid_mid", "norm(resid_mid + mlp_out_post) = resid_post"},
+    "channelled": {"w · (resid_pre) + attn_out_post = resid_mid", "resid_mid + mlp_out_post = resid_post"},
     "weighed": {
         "0.9 · (resid_pre) + attn_out_post = resid_mid",
         "1.1 · (0.8 · (resid_mid) + mlp_out_post) = resid_post",
@@ -118,6 +125,66 @@ def test_contributions_carry_their_weights_and_the_norm_behind_them() -> None:
     torch.testing.assert_close(capture["attn_out_post.1"], 0.4 * capture["attn_out.1"], rtol=0, atol=0)
     torch.testing.assert_close(capture["mlp_out_post.1"], 0.7 * behind(capture["mlp_out.1"]), rtol=1e-14, atol=0)
     assert capture["mlp_act.1"].shape == (3, 40)
+
+
+class Pack(nn.Module):
+    """Norm, sublayer, addition and the next norm in one module, as DBRX packs them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.mix, self.between = Rms(), Mix(), Rms()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = x + self.mix(self.before(x))
+        return x, self.between(x)
+
+
+class Packed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.pack, self.bend = Pack(), Bend()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, normed = self.pack(x)
+        return x + self.bend(normed)
+
+
+class Helped(nn.Module):
+    """A sublayer whose norm reads the stream with something else added to it, as Zamba 2's hybrid layers have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.help, self.mix = Rms(), nn.Linear(D, D), Mix()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mix(self.before(x + self.help(x)))
+
+
+def built_of(kind: type[nn.Module]) -> EagerEngine:
+    torch.manual_seed(0)
+    model = Unseen("sandwich").double()
+    model.slabs = nn.ModuleList([kind().double() for _ in range(N_BLOCKS)])
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.5) if parameter.ndim > 1 else nn.init.uniform_(parameter, 0.5, 1.5)
+    return wrap(model.requires_grad_(False))
+
+
+def test_a_module_that_holds_norm_and_addition_is_not_taken_for_the_sublayer() -> None:
+    engine = built_of(Packed)
+    block: Any = engine.anatomy.blocks[1]
+    assert not block.parallel and (block.attn.path, block.mlp.path) == ("slabs.1.pack.mix", "slabs.1.bend")
+    got = engine.run([Request([5, 7, 11], capture=["attn_in.1", "mlp_in.1", "resid_pre.1", "resid_mid.1"])])[0].capture
+    pack = block.module.pack
+    assert torch.equal(got["attn_in.1"], pack.before(got["resid_pre.1"]))
+    assert torch.equal(got["mlp_in.1"], pack.between(got["resid_mid.1"]))
+
+
+def test_a_sublayer_that_reads_more_than_the_stream_does_not_say_that_it_reads_the_stream() -> None:
+    engine = built_of(Helped)
+    for point in ("attn_in.1", "attn_normalized.1", "attn_norm_scale.1"):
+        assert not engine.support(point).readable
+    assert "something else added" in engine.support("attn_in.1").reason
+    assert all(engine.support(point).readable for point in ("attn_out_post.1", "resid_post.1"))
 
 
 def test_a_stream_multiplied_by_something_computed_is_refused_and_not_misread() -> None:
