@@ -120,10 +120,10 @@ def examine_all(
     return verdicts
 
 
-def _alone(model_type: str) -> Verdict:
+def _alone(family: str) -> Verdict:
     context: Any = multiprocessing.get_context("fork" if hasattr(os, "fork") else "spawn")
     results = context.Queue()
-    process = context.Process(target=_work, args=(model_type, results), daemon=True)
+    process = context.Process(target=_work, args=(family, results), daemon=True)
     process.start()
     try:
         return results.get(timeout=SECONDS)
@@ -134,7 +134,7 @@ def _alone(model_type: str) -> Verdict:
         process.join()
 
 
-def _work(model_type: str, results: Any) -> None:
+def _work(family: str, results: Any) -> None:
     import torch
 
     torch.set_num_threads(1)
