@@ -138,7 +138,7 @@ def _work(family: str, results: Any) -> None:
     import torch
 
     torch.set_num_threads(1)
-    results.put(examine(model_type))
+    results.put(examine(family))
 
 
 def _causal(model: Any) -> bool:

@@ -130,6 +130,8 @@ class Projection:
     """Whether the linear map reads what the attention module received, and not a latent made from it."""
     clip: Clip | None = None
     """Bounds that its output is held between before it is used."""
+    norm: Norm | None = None
+    """Norm of each head that it goes through before it is used."""
 
     @property
     def weight(self) -> Tensor:
@@ -165,6 +167,8 @@ class Mixer:
     scaling: float | None = None
     """What the score product is multiplied by, as the family hands it to the attention function."""
     softcap: float | None = None
+    biased: bool = False
+    """Whether something is added to the scores before the softmax: a bias by distance, as in ALiBi."""
     sink: bool = False
     """Whether a row of the attention matrix sums to less than 1."""
     side: Side = "attention"

@@ -106,19 +106,41 @@ def observed(model: nn.Module, *watchers: Watcher) -> Iterator[None]:
             config._attn_implementation = implementation
 
 
+_PRODUCTS = (
+    torch.matmul,
+    torch.bmm,
+    torch.baddbmm,
+    Tensor.matmul,
+    Tensor.__matmul__,
+    Tensor.bmm,
+    Tensor.baddbmm,
+)
+
+
 class _SoftmaxInside(TorchFunctionMode):
-    """Shows every softmax over [batch, heads, query, key] that runs while one of the modules does."""
+    """Shows every softmax over [batch, heads, query, key] that runs while one of the modules does.
+
+    And the two factors of the last product of that size before it: query and key.
+    """
 
     def __init__(self, watcher: Watcher) -> None:
         super().__init__()
         self.watcher = watcher
         self.running: list[nn.Module] = []
+        self.factors: dict[torch.Size, tuple[Tensor, Tensor]] = {}
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
+        if self.running and func in _PRODUCTS:
+            left, right = [x for x in (*args, *(kwargs or {}).values()) if isinstance(x, Tensor)][-2:]
+            self.factors[result.shape[-2:]] = left, right
         if self.running and func in _SOFTMAX and result.ndim == 4:
-            probs = result.to(args[0].dtype)
-            self.watcher(self.running[-1], AttentionCall(None, None, None, args[0], probs, None, None, None, False))
+            batch, probs = len(result), result.to(args[0].dtype)
+            query, key = self.factors.pop(result.shape[-2:], (None, None))
+            if query is not None and key is not None:
+                query = query.reshape(batch, -1, *query.shape[-2:])
+                key = key.transpose(-1, -2).reshape(batch, -1, key.shape[-1], key.shape[-2])
+            self.watcher(self.running[-1], AttentionCall(query, key, None, args[0], probs, None, None, None, False))
         return result
 
 

@@ -160,11 +160,17 @@ def _attention_equations(mixer: Mixer, at: Callable[[str], Tensor | None]) -> It
             held = at(name)
             held = None if held is None else held.flatten(-2)
             sides = _affine(at("attn_in"), projection.weight.flatten(0, 1), bias, held)
+            equation = f"W attn_in + b = {name}"
             if sides is not None and projection.clip is not None:
                 sides = sides._replace(left=projection.clip.read(sides.left))
-            equation = f"W attn_in + b = {name}" if projection.clip is None else f"clip(W attn_in + b) = {name}"
+                equation = f"clip(W attn_in + b) = {name}"
+            if sides is not None and projection.norm is not None:
+                sides = _normed_heads(projection.norm, sides, projection.index.shape)
+                equation = f"norm(W attn_in + b) = {name}"
             yield "P5", equation, name, sides
-    yield "P5", "cap(scaling · query_rot key_rot) = attn_scores", "query_rot key_rot attn_scores", _scores(mixer, at)
+    equation = "scaling · query_rot key_rot = attn_scores less what depends on head and key alone"
+    equation = equation if mixer.biased else "cap(scaling · query_rot key_rot) = attn_scores"
+    yield "P5", equation, "query_rot key_rot attn_scores", _scores(mixer, at)
     yield from _mixing(mixer, z, value, probs, at("attn_gate"))
     if probs is not None and not mixer.sink:
         total = probs.sum(-1)
@@ -186,6 +192,17 @@ def _attention_equations(mixer: Mixer, at: Callable[[str], Tensor | None]) -> It
             Sides(soft, probs, spread.expand_as(soft), probs.shape[-1]),
         )
     yield from _head_norm_equations(mixer, at)
+
+
+def _normed_heads(norm: Norm, sides: Sides, heads: torch.Size) -> Sides:
+    """A projection's sides with its heads normed, whatever else it has rounded: [pos, heads · d_head]."""
+    left, magnitude = sides.left.unflatten(-1, heads), sides.magnitude.unflatten(-1, heads)
+    bias = torch.zeros(()) if norm.bias is None else norm.bias.double()
+    magnitude = (magnitude + magnitude.mean(-1, keepdim=True)) / norm.scale(
+        left
+    ) * norm.gain.double().abs() + bias.abs()
+    left = norm.normalized(left) * norm.gain.double() + bias
+    return Sides(left.flatten(-2), sides.right, magnitude.flatten(-2), sides.terms + 8)
 
 
 def _mixing(
@@ -217,6 +234,11 @@ def _scores(mixer: Mixer, at: Callable[[str], Tensor | None]) -> Sides | None:
     if mixer.softcap is not None:
         product = (product / mixer.softcap).tanh() * mixer.softcap
     seen = probs > 0
+    if mixer.biased:
+        gap, most = scores - product, (magnitude + scores.abs()).masked_fill(~seen, 0).amax(1)
+        highest, lowest = gap.masked_fill(~seen, -torch.inf).amax(1), gap.masked_fill(~seen, torch.inf).amin(1)
+        any_sees = seen.any(1)
+        return Sides(highest[any_sees], lowest[any_sees], most[any_sees], query.shape[-1])
     return Sides(product[seen], scores[seen], magnitude[seen], query.shape[-1])
 
 

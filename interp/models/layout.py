@@ -37,6 +37,7 @@ VIEWS = frozenset(
         "unbind",
         "unflatten",
         "flatten",
+        "index",
     }
 )
 

@@ -8,15 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from interp.models.anatomy import Linear, Mixer, Projection, Refusal, Side, Tap
+from interp.models.flow import constant_factor
 from interp.models.layout import VIEWS, channel_tap, channels, clip
 from interp.models.neurons import activation_of, pre_activation
 from interp.models.norms import Norm
-from interp.models.probe import Call, Trace
+from interp.models.probe import Call, Key, Trace
 from interp.models.recognise import linear_of, norm_of
 from interp.models.sublayers import Part, input_tap
 from interp.models.transforms import Channels, HeadsFirst, Step
 
 Linears = list[tuple[Call, Linear]]
+Norms = list[tuple[Call, Norm]]
 
 
 class _Event(NamedTuple):
@@ -43,14 +45,15 @@ def mixer_of(trace: Trace, part: Part, n_pos: int) -> Mixer | Refusal:
     norms = [(c, found) for c in inside if (found := norm_of(trace, c)) is not None]
     value = trace.value[event.value]
     read = trace.root(part.read_node)
-    projected = _value(trace, linears, event.value, n_pos, read)
+    projected = _value(trace, linears, norms, event.value, n_pos, read)
     output = next((found for call, found in linears if _returns(trace, call, part.raw_node)), None)
+    width = 0 if event.query is None else trace.value[event.query].shape[-1]
     gate, activation = _gate(trace, linears, output, event, n_pos, read)
     return Mixer(
         module=event.module,
         path=event.path,
-        query=_before_rotation(trace, linears, event.query, n_pos, read),
-        key=_before_rotation(trace, linears, event.key, n_pos, read),
+        query=_before_rotation(trace, linears, event.query, n_pos, width, read),
+        key=_before_rotation(trace, linears, event.key, n_pos, width, read),
         value=projected,
         z=_z(trace, output, event, value.shape[-1]),
         output=output or Refusal("the attention's output is not that of a linear map", ("attn_out",)),
@@ -94,18 +97,60 @@ def _own_softmax(trace: Trace, part: Part) -> _Event | None:
                 pending.append(op.outputs[0])
     if len(mixes) != 1 or mixes[0].inputs[0] not in behind:
         return None
-    module = part.core.module
-    return _Event(
-        module, part.core.path, "softmax", None, None, mixes[0].inputs[1], mixes[0].outputs[0], shapes[0][1], {}
-    )
+    module, value, output = part.core.module, mixes[0].inputs[1], mixes[0].outputs[0]
+    product = _score_product(trace, found[0].inputs[0])
+    query, key, constants = None, None, {}
+    if product is not None:
+        query, key = product.factors
+        constants = {"scaling": product.scale, "biased": product.biased}
+    return _Event(module, part.core.path, "softmax", query, key, value, output, shapes[0][1], constants)
+
+
+def _unrepeated(trace: Trace, node: int) -> int:
+    """Before one head was spread over several for the product."""
+    before = node
+    while (op := trace.producer.get(before)) is not None and op.name in ("view", "_unsafe_view", "expand", "clone"):
+        if trace.value[op.inputs[0]].numel() < trace.value[before].numel():
+            return op.inputs[0]
+        before = op.inputs[0]
+    return node
+
+
+class _Product(NamedTuple):
+    """scores = scale · query key + (where `biased`) something else."""
+
+    factors: tuple[int, int]
+    scale: float
+    biased: bool
+
+
+def _score_product(trace: Trace, node: int, depth: int = 12) -> _Product | None:
+    """The product of queries and keys that the softmax's argument was made of, by constants, sums and masks."""
+    op = trace.producer.get(trace.root(node))
+    if op is None or not depth:
+        return None
+    if op.name == "bmm":
+        return _Product((_unrepeated(trace, op.inputs[0]), _unrepeated(trace, op.inputs[1])), 1.0, False)
+    if op.name == "baddbmm":
+        factors = _unrepeated(trace, op.inputs[1]), _unrepeated(trace, op.inputs[2])
+        return _Product(factors, float(op.kwargs.get("alpha", 1)), True)
+    if (constant := constant_factor(trace, op)) is not None:
+        found = _score_product(trace, constant[0], depth - 1)
+        return None if found is None else found._replace(scale=found.scale * constant[1])
+    if op.name not in ("add", "sub", "where", "masked_fill", "maximum"):
+        return None
+    for operand in op.inputs:
+        if (found := _score_product(trace, operand, depth - 1)) is not None:
+            return found._replace(biased=found.biased or op.name in ("add", "sub"))
+    return None
 
 
 def _returns(trace: Trace, call: Call, node: int) -> bool:
     return any(trace.root(value) == trace.root(node) for value in call.outputs.values())
 
 
-def _value(trace: Trace, linears: Linears, node: int, n_pos: int, read: int) -> Projection | Refusal:
-    """The value, whose way from its projection is made of views alone; heads that a family repeats count once."""
+def _value(trace: Trace, linears: Linears, norms: Norms, node: int, n_pos: int, read: int) -> Projection | Refusal:
+    """The value, whose way from its projection is made of views, a clamp or a norm; repeated heads count once."""
     d_head = trace.value[node].shape[-1]
     for call, found in reversed(linears):
         index = channels(trace, call, node, n_pos)
@@ -113,17 +158,33 @@ def _value(trace: Trace, linears: Linears, node: int, n_pos: int, read: int) -> 
             projection = _projection(trace, call, found, _without_repeats(index.reshape(-1, d_head)), read)
             bounds = clip(trace, call, node)
             return projection if bounds is None else replace(projection, tap=projection.tap.then(bounds), clip=bounds)
+    for call, norm in reversed(norms):
+        tap = _norm_tap(trace, call, trace.value[node].numel() // (n_pos * d_head), d_head, n_pos)
+        held = HeadsFirst().read(trace.value[node]) if trace.value[node].ndim == 4 else None
+        if tap is None or held is None or not torch.equal(tap.read(trace.value[_only(call.outputs)]), held):
+            continue
+        for own, found in reversed(linears):
+            index = channels(trace, own, _only(call.inputs), n_pos)
+            if index is not None:
+                projection = _projection(trace, own, found, index.reshape(-1, d_head), read)
+                return replace(projection, tap=tap, norm=norm)
     return Refusal("the value is no slice of a projection's output", ("z", "attn_out"))
 
 
-def _before_rotation(trace: Trace, linears: Linears, node: int | None, n_pos: int, read: int) -> Projection | Refusal:
+def _only(nodes: dict[Key, int]) -> int:
+    return next(iter(nodes.values()))
+
+
+def _before_rotation(
+    trace: Trace, linears: Linears, node: int | None, n_pos: int, d_head: int, read: int
+) -> Projection | Refusal:
     """The projection behind a rotated or normed query or key, by heads as the attention function holds them."""
     if node is None:
         return Refusal(
             "this attention module multiplies queries and keys inside, where nothing shows them", ("attn_in",)
         )
     behind = trace.ancestors(node, since=linears[0][0].first_input if linears else 0)
-    _, heads, _, d_head = trace.value[node].shape
+    heads = trace.value[node].numel() // (n_pos * d_head)
     for call, found in reversed(linears):
         if next(iter(call.outputs.values())) not in behind:
             continue
@@ -186,13 +247,16 @@ def _gate(
     return absent, None
 
 
-def _head_norms(trace: Trace, norms: list[tuple[Call, Norm]], event: _Event, n_pos: int) -> dict[str, object]:
+def _head_norms(trace: Trace, norms: Norms, event: _Event, n_pos: int) -> dict[str, object]:
     found: dict[str, object] = {}
     for which, name, node in (("q", "query", event.query), ("k", "key", event.key)):
         absent = Refusal(f"this attention has no norm on its {name}", (name,))
         behind = set() if node is None else trace.ancestors(node, since=norms[0][0].first_input if norms else 0)
         mine = [(c, n) for c, n in norms if next(iter(c.outputs.values())) in behind]
-        tap = _norm_tap(trace, mine[-1][0], trace.value[node], n_pos) if mine and node is not None else None
+        tap = None
+        if mine and node is not None and event.query is not None:
+            d_head = trace.value[event.query].shape[-1]
+            tap = _norm_tap(trace, mine[-1][0], trace.value[node].numel() // (n_pos * d_head), d_head, n_pos)
         if mine and tap is None:
             absent = Refusal(f"what is normed here is a part of the {name}, or what it is made from", (name,))
         found[f"{which}_norm"] = mine[-1][1] if mine and tap is not None else absent
@@ -200,12 +264,11 @@ def _head_norms(trace: Trace, norms: list[tuple[Call, Norm]], event: _Event, n_p
     return found
 
 
-def _norm_tap(trace: Trace, call: Call, value: Tensor, n_pos: int) -> Tap | None:
+def _norm_tap(trace: Trace, call: Call, heads: int, d_head: int, n_pos: int) -> Tap | None:
     """Where the norm's input and output are; None if it norms anything but all heads of the query or key."""
     shape = trace.value[next(iter(call.inputs.values()))].shape
-    if shape.numel() != value.numel():
+    if shape.numel() != n_pos * heads * d_head:
         return None
-    heads, d_head = value.shape[1], value.shape[-1]
     steps: tuple[Step, ...]
     if len(shape) == 4 and shape[1] == n_pos:
         steps = ()

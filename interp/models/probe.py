@@ -168,12 +168,22 @@ class Trace:
                     if op.name in passed:
                         known[node] = source
                         return source
-                    args, kwargs = _substitute((op.args, op.kwargs), op.inputs[0], source)
+                    args, kwargs = self._substitute((op.args, op.kwargs), op.inputs[0], source)
                     result = op.func(*args, **kwargs)
                     known[node] = result if isinstance(result, Tensor) else result[op.outputs.index(node)]
             return known[node]
 
         return compute(target)
+
+    def _substitute(self, value: Any, node: int, tensor: Tensor) -> Any:
+        """Recorded arguments with `tensor` at `node`, and every other node's own value."""
+        if isinstance(value, Node):
+            return tensor if value.id == node else self.value[value.id]
+        if isinstance(value, dict):
+            return {key: self._substitute(item, node, tensor) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._substitute(item, node, tensor) for item in value)
+        return value
 
     def ancestors(self, node: int, since: int = 0) -> set[int]:
         """Every node that `node` was computed from, itself included; nodes older than `since` are left out."""
@@ -220,16 +230,6 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from _tensors(item)
-
-
-def _substitute(value: Any, node: int, tensor: Tensor) -> Any:
-    if isinstance(value, Node):
-        return tensor if value.id == node else value
-    if isinstance(value, dict):
-        return {key: _substitute(item, node, tensor) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_substitute(item, node, tensor) for item in value)
-    return value
 
 
 def output_tensors(output: Any) -> dict[Key, Tensor]:

@@ -182,7 +182,7 @@ def _side(tap: Tap | Refusal, name: str) -> Tap | Refusal:
 
 
 def _rotated(mixer: Mixer, name: str) -> Tap | Refusal:
-    if mixer.side != "attention":
+    if mixer.scaling is None and mixer.side == "softmax":
         return Refusal("this attention module multiplies queries and keys inside, where nothing shows them", (name,))
     return Tap(mixer.path, mixer.module, mixer.side, name, (HeadsFirst(),))
 

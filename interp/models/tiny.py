@@ -66,7 +66,14 @@ LATENT = (
     "sarvam_mla",
     "youtu",
 )
+HYBRID = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "granitemoehybrid")
+ONE_ATTENDS = ["linear_attention", "full_attention", "linear_attention"]
 OWN: dict[str, dict[str, Any]] = {
+    # Three layers of which one has attention: by default it would come later.
+    **{name: {"layer_types": ONE_ATTENDS} for name in HYBRID},
+    **{n: {"layer_types": ONE_ATTENDS, "num_key_value_heads": 6} for n in ("kimi_linear", "bailing_hybrid")},
+    "bamba": {"attn_layer_indices": [1]},
+    "jamba": {"attn_layer_period": 3, "attn_layer_offset": 1},
     # Latent attention has one key and value per head.
     **{name: {"num_key_value_heads": 6} for name in LATENT},
     "dots1": {"n_shared_experts": 1},

@@ -85,8 +85,8 @@ def block_weights(anatomy: Anatomy, layer: int) -> BlockWeights | Refusal:
         return mixer.value
     if not isinstance(mixer.gate, Refusal):
         return Refusal("its attention is gated")
-    if mixer.value.clip is not None:
-        return Refusal("its values are clipped")
+    if mixer.value.clip is not None or mixer.value.norm is not None:
+        return Refusal("its values are clipped or normed")
     if not mixer.value.of_input:
         return Refusal("its values are made from a latent, not from what the attention reads")
     if isinstance(mixer.output, Refusal):

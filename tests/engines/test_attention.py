@@ -147,3 +147,18 @@ def test_a_matrix_request_beside_plain_ones_leaves_those_bit_identical() -> None
 def test_matrices_are_refused_while_generating() -> None:
     with pytest.raises(UserError, match="max_new_tokens=0"):
         engine("llama").run([Request(TOKENS, capture=["attn_probs.0"], max_new_tokens=2)])
+
+
+@pytest.mark.parametrize("family", ["bloom", "mpt", "falcon"])
+def test_queries_and_keys_of_a_family_outside_the_registry_make_its_scores(family: str) -> None:
+    """Without rotation a query is its projection (BLOOM, MPT); scores are scaled products plus a bias by distance."""
+    points = ["query.1", "key.1", "query_rot.1", "key_rot.1", "attn_scores.1", "attn_probs.1"]
+    result = engine(family).run([Request([5, 9, 120, 33, 71], capture=points)])[0]
+    query, key, query_rot, key_rot, scores, probs = (result.capture[point] for point in points)
+    assert torch.equal(query, query_rot) == torch.equal(key, key_rot) == (family != "falcon")
+    groups = query_rot.shape[1] // key_rot.shape[1]
+    product = torch.einsum("qhd,khd->hqk", query_rot, key_rot.repeat_interleave(groups, 1)) / query.shape[-1] ** 0.5
+    last = scores[:, -1] - product[:, -1]  # the last query sees every key
+    seen = probs > 0
+    assert ((scores - product - last[:, None])[seen]).abs().max() < 1e-13
+    assert (last.abs().max() > 0.1) == (family != "falcon")

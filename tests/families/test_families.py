@@ -45,7 +45,7 @@ ABSENT = {
 }
 """Points that do not exist in a layer of the family, by its paper; those of every family are left out."""
 UNSEEN_ATTENTION = ("bloom", "mpt", "falcon")
-"""Families outside transformers' attention registry: the inside of their attention may be refused."""
+"""Families outside transformers' attention registry: seen at their softmax."""
 STREAM = ("resid_pre", "attn_in", "attn_out", "attn_out_post", "mlp_in", "mlp_out", "mlp_out_post", "resid_post")
 
 
@@ -93,9 +93,10 @@ def test_dense_and_sparse_layers_of_one_model_differ_in_neurons_only() -> None:
 
 
 @pytest.mark.parametrize("family", UNSEEN_ATTENTION)
-def test_families_with_attention_of_their_own_still_serve_stream_and_neurons(family: str) -> None:
+def test_families_with_attention_of_their_own_serve_its_inside_too(family: str) -> None:
     engine = engine_of(family)
-    right = {*STREAM, "mlp_pre", "mlp_act", *PRE} | ({"resid_mid"} if family != "falcon" else set())
+    inside = {"query", "key", "value", "query_rot", "key_rot", "attn_scores", "attn_probs", "z"}
+    right = {*STREAM, "mlp_pre", "mlp_act", *PRE, *inside} | ({"resid_mid"} if family != "falcon" else set())
     assert served(engine, 1) >= right
     assert served(engine, 1).isdisjoint(LLAMA | PLAIN_MLP)
     assert ("resid_mid" in served(engine, 1)) == (family != "falcon")

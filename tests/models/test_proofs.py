@@ -99,6 +99,8 @@ FAULTS = [
     ("llama", heads_permuted, "z", "P5"),
     ("llama", queries_permuted, "query", "P5"),
     ("gemma2", scaling_wrong, "query_rot", "P5"),
+    ("bloom", scaling_wrong, "attn_scores", "P5"),  # a bias by distance is added to its scores
+    ("falcon", scaling_wrong, "key_rot", "P5"),
     ("granite", multiplier_forgotten, "mlp_out_post", "P1"),
     ("granite", multiplier_wrong, "mlp_out_post", "P3"),
     ("llama", other_activation, "mlp_pre", "P6"),
@@ -146,7 +148,7 @@ def test_a_head_without_its_scale_or_cap_is_refused(family: str, change: dict[st
     assert not faulty.support("logits").readable
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", "granite", "gpt_neox_parallel"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "granite", "gpt_neox_parallel", "bloom", "mpt", "falcon"])
 def test_a_wrong_number_at_any_point_fails_a_claim_that_vouches_for_it(family: str) -> None:
     anatomy = engine(family).anatomy
     every = [a for a in needed(anatomy) if a.layer in (LAYER, None) or str(a) == f"resid_post.{N_LAYERS - 1}"]
