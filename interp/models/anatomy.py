@@ -116,6 +116,8 @@ class Sublayer:
     reads: int = 0
     """After how many of the block's stream steps it reads the stream."""
     stack: Stack | None = None
+    unknown: str = ""
+    """What stands between the stream and the module, where that is neither nothing nor a known norm."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -187,6 +189,8 @@ class Neurons:
     pre: Tap | Refusal
     pre_linear: Tap | Refusal
     activation: Callable[[Tensor], Tensor] | None
+    projection: Projection | None = None
+    """What gives `pre`; None where that is no slice of a projection's output."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -123,7 +123,7 @@ def _sublayer_equations(
     if sublayer.stack is not None:
         yield from _stack_equations(name, stream, at)
         stream = at(f"{name}_stream_collapse")
-    if isinstance(sublayer.read, Refusal):
+    if sublayer.unknown:
         return
     if sublayer.pre_norm is None:
         yield "P8", f"{name}_in is the stream", f"{name}_in", same(at(f"{name}_in"), stream)
@@ -156,10 +156,9 @@ def _attention_equations(mixer: Mixer, at: Callable[[str], Tensor | None]) -> It
         yield "P5", "sum of head_out + bias = attn_out", "head_out", sides
     for name, projection in (("query", mixer.query), ("key", mixer.key), ("value", mixer.value)):
         if isinstance(projection, Projection) and projection.of_input:
-            bias = None if projection.bias is None else projection.bias.flatten()
             held = at(name)
             held = None if held is None else held.flatten(-2)
-            sides = _affine(at("attn_in"), projection.weight.flatten(0, 1), bias, held)
+            sides = _affine(at("attn_in"), projection.weight.flatten(0, 1), _flat(projection.bias), held)
             equation = f"W attn_in + b = {name}"
             if sides is not None and projection.clip is not None:
                 sides = sides._replace(left=projection.clip.read(sides.left))
@@ -167,7 +166,7 @@ def _attention_equations(mixer: Mixer, at: Callable[[str], Tensor | None]) -> It
             if sides is not None and projection.norm is not None:
                 sides = _normed_heads(projection.norm, sides, projection.index.shape)
                 equation = f"norm(W attn_in + b) = {name}"
-            yield "P5", equation, name, sides
+            yield "P5", equation, f"attn_in {name}", sides
     equation = "scaling · query_rot key_rot = attn_scores less what depends on head and key alone"
     equation = equation if mixer.biased else "cap(scaling · query_rot key_rot) = attn_scores"
     yield "P5", equation, "query_rot key_rot attn_scores", _scores(mixer, at)
@@ -192,6 +191,10 @@ def _attention_equations(mixer: Mixer, at: Callable[[str], Tensor | None]) -> It
             Sides(soft, probs, spread.expand_as(soft), probs.shape[-1]),
         )
     yield from _head_norm_equations(mixer, at)
+
+
+def _flat(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else bias.flatten()
 
 
 def _normed_heads(norm: Norm, sides: Sides, heads: torch.Size) -> Sides:
@@ -261,6 +264,10 @@ def _mlp_equations(neurons: Neurons, at: Callable[[str], Tensor | None]) -> Iter
     yield "P6", "multiplier · down_proj(mlp_act) = mlp_out", "mlp_act mlp_out", sides
     if pre is None:
         return
+    projection = neurons.projection
+    if projection is not None and projection.of_input:
+        sides = _affine(at("mlp_in"), projection.weight.flatten(0, 1), _flat(projection.bias), pre)
+        yield "P6", "W mlp_in + b = mlp_pre", "mlp_in mlp_pre", sides
     if neurons.activation is None:
         bad = torch.full_like(act, float("inf"))
         yield (

@@ -6,7 +6,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from interp.models.anatomy import Linear, Neurons, Refusal
+from interp.models.anatomy import Linear, Neurons, Projection, Refusal
 from interp.models.flow import sources
 from interp.models.layout import channel_tap, channels
 from interp.models.probe import Call, Trace
@@ -57,7 +57,14 @@ def neurons_of(trace: Trace, part: Part, n_pos: int) -> Neurons | Refusal:
         if straight is None
         else channel_tap(trace, *straight),
         activation=None if pre is None else activation_of(trace, pre[2], gate),
+        projection=None if pre is None else _projection(trace, part, linears, pre[0], pre[1]),
     )
+
+
+def _projection(trace: Trace, part: Part, linears: list[tuple[Call, Linear]], call: Call, index: Tensor) -> Projection:
+    found = next(linear for own, linear in linears if own is call)
+    of_input = trace.root(next(iter(call.inputs.values()))) == trace.root(part.read_node)
+    return Projection(channel_tap(trace, call, index), found, index[:, None], of_input)
 
 
 def _down(trace: Trace, part: Part) -> tuple[Call | None, float]:
@@ -103,7 +110,8 @@ def _same(branch: tuple[Call, Tensor], pre: tuple[Call, Tensor, int]) -> bool:
 def activation_of(trace: Trace, pre: int, gate: int) -> Callable[[Tensor], Tensor] | None:
     """The function from the activation's argument to its value, checked on the recorded tensors."""
     x, y = trace.value[pre], trace.value[gate]
-    modules = [c.module for c in trace.returned_by(gate) if len(c.inputs) == 1]
+    of_pre = [c for c in trace.returned_by(gate) if [trace.root(n) for n in c.inputs.values()] == [trace.root(pre)]]
+    modules = [c.module for c in of_pre]
     tolerance = 16 * torch.finfo(y.dtype).eps * y.abs().amax()
     with torch.no_grad():
         for function in (*cast(list[Callable[[Tensor], Tensor]], modules), *ACTIVATIONS):

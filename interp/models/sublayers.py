@@ -67,14 +67,16 @@ class _Entry(NamedTuple):
     call: Call
     """The first module of its core."""
     key: Key
-    norm: Norm | None
-    norm_input: Tap | None
     tap: Tap
     """Where the stream itself is read."""
-    collapse: Tap | None
+    norm: Norm | None = None
+    norm_input: Tap | None = None
+    collapse: Tap | None = None
     """Where one vector is made of several streams."""
-    mixed_with: bool
-    """Whether something else is added to the stream before the norm."""
+    unknown: str = ""
+    """What stands between the stream and the sublayer, where it is not a known norm alone."""
+    mixed: bool = False
+    """Whether the sublayer reads something else added to the stream."""
 
 
 def _part(
@@ -100,17 +102,16 @@ def _part(
             return None
     sublayer = Sublayer(
         path=core.path,
-        read=input_tap(entry.call, entry.key)
-        if not entry.mixed_with
-        else Refusal("this sublayer's norm reads the stream with something else added to it"),
+        read=Refusal(entry.unknown) if entry.mixed else input_tap(entry.call, entry.key),
         raw=output_tap(raw_call, raw_key),
         contribution=scaled(output_tap(source.call, source.key), source.factor),
-        pre_norm=None if entry.mixed_with else entry.norm,
-        pre_norm_input=None if entry.mixed_with else entry.norm_input,
+        pre_norm=None if entry.mixed else entry.norm,
+        pre_norm_input=None if entry.mixed else entry.norm_input,
         post_norm=post_norm,
         post_norm_input=post_norm_input,
         multiplier=source.factor,
         entry=entry.tap,
+        unknown=entry.unknown,
         reads=_steps_before(trace, stage, entry.tap),
         stack=stack,
     )
@@ -154,38 +155,59 @@ def _child(trace: Trace, outer: Call, call: Call) -> Call:
 
 def _entry(trace: Trace, stage: Stage, core: Call, streams: set[int], inside: Call | None = None) -> _Entry | None:
     """Walk back from the core to the module that reads the stream, directly or through a norm."""
-    outer = inside or stage.call
-    current = core
+    outer, current = inside or stage.call, core
     for _ in range(16):
-        before = None
+        direct, before = None, None
         for key, node in current.inputs.items():
             value = trace.value[node]
             if not value.is_floating_point() or value.ndim < 2:
                 continue
             if trace.root(node) in streams:
-                return _Entry(current, key, None, None, input_tap(current, key), None, False)
-            if (collapsed := _collapse(trace, stage, node, streams)) is not None:
-                return _Entry(current, key, None, None, *collapsed, False)
-            produced = norm_behind(trace, node, stage.call) or returned_inside(trace, node, outer)
-            produced = produced or _behind_elementwise(trace, node, outer)
+                direct = direct or _Entry(current, key, input_tap(current, key))
+                continue
+            if (entry := _indirect(trace, stage, current, key, streams)) is not None:
+                return entry
+            produced = returned_inside(trace, node, outer) or _behind_elementwise(trace, node, outer)
             if produced is None or produced.order >= current.order:
                 continue
-            norm = norm_of(trace, produced)
-            if norm is not None:
-                norm_key, entered = next(iter(produced.inputs.items()))
-                taken = input_tap(produced, norm_key)
-                if trace.root(entered) in streams:
-                    return _Entry(current, key, norm, taken, taken, None, False)
-                if (collapsed := _collapse(trace, stage, entered, streams)) is not None:
-                    return _Entry(current, key, norm, taken, *collapsed, False)
-                if _with_something_added(trace, entered, streams):
-                    return _Entry(current, key, norm, taken, taken, None, True)
-            if not any(trace.root(value) in streams for value in produced.outputs.values()):
+            if not _returns_stream(trace, produced, streams):
                 before = before or produced  # a module that returns the stream holds another sublayer
+        # A module that returns the stream may take it only to add to it, and read it through what came before.
+        if direct is not None and not (before is not None and _returns_stream(trace, current, streams)):
+            return direct
         if before is None:
             return None
         current = _child(trace, outer, before)
     return None
+
+
+def _indirect(trace: Trace, stage: Stage, call: Call, key: Key, streams: set[int]) -> _Entry | None:
+    """How `call` takes the stream at `key`: through a norm, a collapse of several streams, or something unknown."""
+    node = call.inputs[key]
+    if (collapsed := _collapse(trace, stage, node, streams)) is not None:
+        return _Entry(call, key, collapsed[0], collapse=collapsed[1])
+    produced = norm_behind(trace, node, stage.call) or returned_inside(trace, node, stage.call)
+    if produced is None or produced.order >= call.order:
+        return None
+    norm_key, entered = next(iter(produced.inputs.items()), (None, -1))
+    taken = input_tap(produced, norm_key)
+    norm = norm_of(trace, produced)
+    if norm is None:
+        shaped = trace.root(entered) in streams and trace.value[entered].shape == trace.value[node].shape
+        alone = shaped and not _returns_stream(trace, produced, streams)
+        return _Entry(call, key, taken, unknown="what stands before this sublayer is no known norm") if alone else None
+    if trace.root(entered) in streams:
+        return _Entry(call, key, taken, norm, taken)
+    if (collapsed := _collapse(trace, stage, entered, streams)) is not None:
+        return _Entry(call, key, collapsed[0], norm, taken, collapsed[1])
+    if _with_something_added(trace, entered, streams):
+        added = "this sublayer's norm reads the stream with something else added to it"
+        return _Entry(call, key, taken, norm, taken, unknown=added, mixed=True)
+    return None
+
+
+def _returns_stream(trace: Trace, call: Call, streams: set[int]) -> bool:
+    return any(trace.root(value) in streams for value in call.outputs.values())
 
 
 def _collapse(trace: Trace, stage: Stage, node: int, streams: set[int]) -> tuple[Tap, Tap] | None:

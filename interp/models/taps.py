@@ -84,17 +84,17 @@ def _block_tap(block: Block, name: str) -> Tap | Refusal:
         case "mlp_out_post":
             return _part(mlp, lambda s: s.contribution)
         case "attn_normalized":
-            return _part(attn, lambda s: _normalized(s.pre_norm, s.pre_norm_input, Normalized))
+            return _part(attn, lambda s: _normalized(s.pre_norm, s.pre_norm_input, Normalized, s.unknown))
         case "attn_norm_scale":
-            return _part(attn, lambda s: _normalized(s.pre_norm, s.pre_norm_input, NormScale))
+            return _part(attn, lambda s: _normalized(s.pre_norm, s.pre_norm_input, NormScale, s.unknown))
         case "attn_post_normalized":
             return _part(attn, lambda s: _normalized(s.post_norm, s.post_norm_input, Normalized))
         case "attn_post_norm_scale":
             return _part(attn, lambda s: _normalized(s.post_norm, s.post_norm_input, NormScale))
         case "mlp_normalized":
-            return _part(mlp, lambda s: _normalized(s.pre_norm, s.pre_norm_input, Normalized))
+            return _part(mlp, lambda s: _normalized(s.pre_norm, s.pre_norm_input, Normalized, s.unknown))
         case "mlp_norm_scale":
-            return _part(mlp, lambda s: _normalized(s.pre_norm, s.pre_norm_input, NormScale))
+            return _part(mlp, lambda s: _normalized(s.pre_norm, s.pre_norm_input, NormScale, s.unknown))
         case "mlp_post_normalized":
             return _part(mlp, lambda s: _normalized(s.post_norm, s.post_norm_input, Normalized))
         case "mlp_post_norm_scale":
@@ -164,12 +164,15 @@ def _part(role: Role | Refusal, choose: Callable[[Role], Tap | Refusal]) -> Tap 
 
 
 def _normalized(
-    norm: Norm | Refusal | None, source: Tap | Refusal | None, step: type[Normalized] | type[NormScale]
+    norm: Norm | Refusal | None,
+    source: Tap | Refusal | None,
+    step: type[Normalized] | type[NormScale],
+    unknown: str = "",
 ) -> Tap | Refusal:
     if isinstance(norm, Refusal):
         return norm
     if norm is None or source is None or isinstance(source, Refusal):
-        return Refusal(NO_NORM)
+        return Refusal(unknown or NO_NORM)
     return source.then(step(norm))
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from interp.edits import Add
 from interp.engines.base import Request
 from interp.engines.doctor import prove
 from interp.engines.eager import EagerEngine
@@ -199,3 +200,69 @@ def test_a_stream_multiplied_by_something_computed_is_refused_and_not_misread() 
     support = engine.support("attn_out_post.1")
     assert not support.readable and support.reason
     assert engine.support("resid_pre.1").readable
+
+
+class Odd(nn.Module):
+    """No norm that any formula here describes: a share of the stream's own magnitude."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / (1.0 + x.abs().amax(-1, keepdim=True))
+
+
+class Oddly(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.odd, self.mix, self.between, self.bend = Odd(), Mix(), Rms(), Bend()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.mix(self.odd(x))
+        return x + self.bend(self.between(x))
+
+
+class Backwards(nn.Module):
+    """The module that ends the MLP also adds the stream to it, which is not what the MLP reads (BERT's layers)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.mix, self.first, self.second = Rms(), Mix(), Widen(), Ending()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.mix(self.before(x))
+        return self.second(self.first(x), x)
+
+
+class Widen(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Linear(D, 40)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.gelu(self.wide(x))
+
+
+class Ending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.narrow = nn.Linear(40, D)
+
+    def forward(self, hidden: Tensor, stream: Tensor) -> Tensor:
+        return self.narrow(hidden) + stream
+
+
+def test_what_the_attention_receives_through_an_unknown_norm_is_not_called_the_stream() -> None:
+    engine = built_of(Oddly)
+    got = engine.run([Request([5, 7, 11], capture=["attn_in.1", "resid_pre.1"])])[0].capture
+    assert torch.equal(got["attn_in.1"], Odd()(got["resid_pre.1"]))  # its projections prove it
+    assert "no known norm" in engine.support("attn_normalized.1").reason
+
+
+def test_a_module_that_only_adds_the_stream_is_not_what_reads_it() -> None:
+    engine = built_of(Backwards)
+    block: Any = engine.anatomy.blocks[1]
+    assert block.mlp.read.path == "slabs.1.first" and block.mid.path == "slabs.1.first"
+    vector = torch.linspace(-1, 1, D, dtype=torch.float64)
+    edited = engine.run([Request([5, 7], capture=["mlp_out.1", "resid_post.1"], edits=[Add("mlp_in.1", vector)])])[0]
+    plain = engine.run([Request([5, 7], capture=["mlp_out.1", "resid_post.1"])])[0]
+    moved = edited.capture["mlp_out.1"] - plain.capture["mlp_out.1"]
+    assert moved.abs().max() > 1e-3
+    assert (edited.capture["resid_post.1"] - plain.capture["resid_post.1"] - moved).abs().max() < 1e-13
