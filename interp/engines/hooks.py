@@ -27,6 +27,8 @@ class Use:
     tap: Tap
     captured: bool = False
     edits: list[tuple[int, Edit]] = field(default_factory=list)
+    stream: Tap | None = None
+    """For edits of a sum that no single module passes on: its other addend, where `tap` reads the one to change."""
 
 
 @dataclass
@@ -45,6 +47,7 @@ class Session:
         # the table, which is that of the forward pass: an edit at the first shows at the second, never the other way.
         self.uses = sorted(uses, key=lambda use: _ORDER[use.address.name])
         self.captured: dict[Address, list[Tensor]] = defaultdict(list)
+        self.streams: dict[Address, Tensor] = {}
         self.now: Pass | None = None
 
     @property
@@ -71,6 +74,10 @@ class Session:
                         handles.append(module.register_forward_pre_hook(self._before(uses), with_kwargs=True))
                     elif side == "output":
                         handles.append(module.register_forward_hook(self._after(uses)))
+                for use in self.uses:
+                    if use.stream is not None:  # registered last: it sees what the edits above have made of the stream
+                        hook = self._remember(use.address, use.stream)
+                        handles.append(use.stream.module.register_forward_pre_hook(hook, with_kwargs=True))
                 yield
             finally:
                 for handle in handles:
@@ -80,13 +87,18 @@ class Session:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]):
             for use in uses:
                 key = use.tap.key
-                x = args[key] if isinstance(key, int) else kwargs[str(key)]
-                new = self._visit(use, x)
+                new = self._visit(use, _argument(key, args, kwargs))
                 if new is not None and isinstance(key, int):
                     args = (*args[:key], new, *args[key + 1 :])
                 elif new is not None:
                     kwargs = {**kwargs, str(key): new}
             return args, kwargs
+
+        return hook
+
+    def _remember(self, address: Address, tap: Tap):
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self.streams[address] = tap.read(self._by_position(_argument(tap.key, args, kwargs)))
 
         return hook
 
@@ -113,15 +125,16 @@ class Session:
     def _visit(self, use: Use, x: Tensor) -> Tensor | None:
         """Capture and edit one tensor; the module's new tensor if it was edited."""
         assert self.now is not None
-        batch, n_pos = self.now.positions.shape
-        shaped = x.view(batch, n_pos, *x.shape[1:]) if x.ndim == 2 and x.shape[0] == batch * n_pos else x
+        shaped = self._by_position(x)
         value = use.tap.read(shaped)
         if not use.edits:
             if use.captured:
                 own = value.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
                 self.captured[use.address].append(value if own else value.clone())
             return None
-        value = value.clone()
+        addend = value
+        before = addend if use.stream is None else self.streams[use.address] + addend
+        value = before.clone()
         for row, edit in use.edits:
             part = value[row] if edit.at.head is None else value[row, :, edit.at.head]
             changed = edit.apply(part, self.now.positions[row])
@@ -131,7 +144,19 @@ class Session:
                 value[row, :, edit.at.head] = changed
         if use.captured:
             self.captured[use.address].append(value.clone())
+        if use.stream is not None:
+            value = torch.where(value == before, addend, value - self.streams[use.address])
         return use.tap.write(shaped, value).reshape(x.shape)
+
+    def _by_position(self, x: Tensor) -> Tensor:
+        """[batch, pos, ...], also where the model has flattened the two into one axis."""
+        assert self.now is not None
+        batch, n_pos = self.now.positions.shape
+        return x.view(batch, n_pos, *x.shape[1:]) if x.ndim == 2 and x.shape[0] == batch * n_pos else x
+
+
+def _argument(key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    return args[key] if isinstance(key, int) else kwargs[str(key)]
 
 
 def pick(output: Any, key: Key) -> Tensor:
