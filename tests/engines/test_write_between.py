@@ -119,7 +119,7 @@ def test_the_contribution_shows_its_own_value_and_its_edits_come_first(family: s
 
 @pytest.mark.parametrize("family", ["llama", "granite", "gpt2", "opt"])
 def test_prompts_beside_an_edited_one_keep_their_bits(family: str) -> None:
-    model = engine(family, torch.float32)
+    model = engine(family, torch.bfloat16)
     points = ["resid_mid.1", "resid_post.2", "attn_out_post.1"]
     requests = [Request(PROMPTS[1], capture=points), Request(PROMPTS[1], capture=points), Request(PROMPTS[0])]
     clean = model.run(requests)
