@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from interp.models.anatomy import Anatomy, Refusal
-from interp.models.equations import Sides, block_equations, normed, products, same
+from interp.models.equations import Equation, Sides, block_equations, normed, products, same
 from interp.models.norms import Norm
 from interp.points import POINTS, Address
 
@@ -42,6 +42,7 @@ class Claim:
 
 
 Captured = Mapping[Address, Tensor]
+Get = Callable[..., Tensor | None]
 
 
 def needed(anatomy: Anatomy) -> list[Address]:
@@ -56,7 +57,7 @@ def check(anatomy: Anatomy, prompts: Sequence[Captured]) -> list[Claim]:
     """All claims, each at its worst over `prompts` (captures of `needed`, one mapping per prompt)."""
     worst: dict[tuple[str, str, int | None], Claim] = {}
     passes = [_claims(anatomy, captured) for captured in (_joined(prompts), *map(_mixing, prompts))]
-    for claim in chain(*passes, _embedding(anatomy, prompts)):
+    for claim in chain(*passes, _start(anatomy, prompts)):
         key = (claim.proof, claim.equation, claim.layer)
         if key not in worst or not claim.difference <= worst[key].difference:
             worst[key] = claim
@@ -78,40 +79,63 @@ def _mixing(captured: Captured) -> Captured:
 
 
 def _claims(anatomy: Anatomy, captured: Captured) -> Iterator[Claim]:
+    get = reader(captured)
+    for layer in range(len(anatomy.blocks)):
+        for equation in block_equations_at(anatomy, get, layer):
+            yield from judged(anatomy, layer, equation)
+        for proof, text, points, sides in boundary_equations(anatomy, get, layer):
+            yield from judged(anatomy, layer, (proof, text, points, sides))
+            yield from judged(anatomy, layer + 1, (proof, "resid_pre.l = resid_post.(l-1)", "resid_pre", sides))
+    for equation in chain(_head(anatomy, get), final_norm_equations(anatomy, get)):
+        yield from judged(anatomy, None, equation)
+
+
+def reader(captured: Captured) -> Get:
+    """The captured value of a point in float64, by name and layer; None where it was not captured."""
+
     def get(name: str, layer: int | None = None) -> Tensor | None:
         tensor = captured.get(Address(name, layer))
         return None if tensor is None else tensor.double()
 
-    def claim(proof: str, equation: str, layer: int | None, points: str, sides: Sides | None) -> Iterator[Claim]:
-        if sides is not None:
-            yield _claim(anatomy, proof, equation, layer, points, sides)
+    return get
 
-    for layer, block in enumerate(anatomy.blocks):
 
-        def at(name: str, layer: int = layer) -> Tensor | None:
-            return get(name, layer)
+def judged(anatomy: Anatomy, layer: int | None, equation: Equation) -> Iterator[Claim]:
+    """The claim that an equation makes; none where a part of it was not captured."""
+    proof, text, points, sides = equation
+    if sides is not None:
+        epsilon = torch.finfo(_dtype(anatomy)).eps
+        yield Claim(proof, text, layer, tuple(points.split()), _difference(sides, epsilon), _tolerance(sides))
 
-        for proof, equation, points, sides in block_equations(block, at):
-            yield from claim(proof, equation, layer, points, sides)
-        if layer + 1 < len(anatomy.blocks):
-            sides = same(at("resid_post"), get("resid_pre", layer + 1))
-            yield from claim("P2", "resid_post.l = resid_pre.(l+1)", layer, "resid_post", sides)
-            yield from claim("P2", "resid_pre.l = resid_post.(l-1)", layer + 1, "resid_pre", sides)
-    for equation, points, sides in _head(anatomy, get):
-        yield from claim("P4", equation, None, points, sides)
+
+def block_equations_at(anatomy: Anatomy, get: Get, layer: int) -> Iterator[Equation]:
+    """Every equation inside one block."""
+    return block_equations(anatomy.blocks[layer], lambda name: get(name, layer))
+
+
+def boundary_equations(anatomy: Anatomy, get: Get, layer: int) -> Iterator[Equation]:
+    """From one block to the next; nothing after the last."""
+    if layer + 1 < len(anatomy.blocks):
+        sides = same(get("resid_pre", layer + 1), get("resid_post", layer))
+        yield "P2", "resid_post.l = resid_pre.(l+1)", "resid_post", sides
+
+
+def final_norm_equations(anatomy: Anatomy, get: Get) -> Iterator[Equation]:
+    """The norm between the last block and the head."""
     if isinstance(anatomy.final_norm, Norm):
         last = get("resid_post", len(anatomy.blocks) - 1)
         sides = normed(anatomy.final_norm, last, get("final_normalized"), get("final_norm_scale"), get("final_norm"))
-        yield from claim(
-            "P8",
-            "final_normalized · gain + bias = final_norm",
-            None,
-            "final_norm final_normalized final_norm_scale",
-            sides,
-        )
+        points = "final_norm final_normalized final_norm_scale"
+        yield "P8", "final_normalized · gain + bias = final_norm", points, sides
 
 
-def _embedding(anatomy: Anatomy, prompts: Sequence[Captured]) -> Iterator[Claim]:
+def _start(anatomy: Anatomy, prompts: Sequence[Captured]) -> Iterator[Claim]:
+    for proof, text, points, sides in embedding_equations(anatomy, prompts):
+        yield from judged(anatomy, None, (proof, text, points, sides))
+        yield from judged(anatomy, 0, (proof, f"{text}, at the first block", "resid_pre", sides))
+
+
+def embedding_equations(anatomy: Anatomy, prompts: Sequence[Captured]) -> Iterator[Equation]:
     """The stream starts as the token embedding times a constant, and what else it has depends on the position alone."""
     needs = (Address("embeddings"), Address("resid_pre", 0))
     start = anatomy.start
@@ -136,22 +160,15 @@ def _embedding(anatomy: Anatomy, prompts: Sequence[Captured]) -> Iterator[Claim]
         return
     else:
         n = min(map(len, firsts))
-        left, right = (first[:n] - token[:n] for first, token in zip(firsts[:2], tokens[:2], strict=True))
-        magnitude = firsts[0][:n].abs() + tokens[0][:n].abs() + firsts[1][:n].abs() + tokens[1][:n].abs()
-        sides = Sides(left, right, magnitude, 4)
+        (first, other), (token, its) = ([one[:n] for one in some[:2]] for some in (firsts, tokens))
+        magnitude = first.abs() + other.abs() + token.abs() + its.abs()
+        sides = Sides(token + (other - its), first, magnitude, 4)
         equation = "resid_pre.0 less the token term depends on the position alone"
-    if sides is not None:
-        yield _claim(anatomy, "P2", equation, None, "embeddings", sides)
-        yield _claim(anatomy, "P2", f"{equation}, at the first block", 0, "resid_pre", sides)
+    yield "P2", equation, "embeddings", sides
 
 
-def _claim(anatomy: Anatomy, proof: str, equation: str, layer: int | None, points: str, sides: Sides) -> Claim:
-    epsilon = torch.finfo(_dtype(anatomy)).eps
-    return Claim(proof, equation, layer, tuple(points.split()), _difference(sides, epsilon), _tolerance(sides))
-
-
-def _head(anatomy: Anatomy, get: Callable[..., Tensor | None]) -> Iterator[tuple[str, str, Sides | None]]:
-    """(equation, points vouched for, sides): the unembedding's own output, then what scale and cap make of it."""
+def _head(anatomy: Anatomy, get: Get) -> Iterator[Equation]:
+    """The unembedding's own output, then what scale and cap make of it."""
     head, norm, last = anatomy.head, anatomy.final_norm, get("resid_post", len(anatomy.blocks) - 1)
     logits = get("logits")
     if isinstance(head, Refusal) or last is None or logits is None:
@@ -163,9 +180,9 @@ def _head(anatomy: Anatomy, get: Callable[..., Tensor | None]) -> Iterator[tuple
     own, magnitude = products(x, weight, bias)
     stated = get("lm_head")
     sides = None if stated is None else Sides(own, stated, magnitude, weight.shape[1])
-    yield "W final_norm(resid_post.last) + b = lm_head", "final_norm lm_head", sides
+    yield "P4", "W final_norm(resid_post.last) + b = lm_head", "final_norm lm_head", sides
     sides = Sides(head.logits(own), logits, magnitude * abs(head.scale), weight.shape[1])
-    yield "lm_head(final_norm(resid_post.last)) = logits", "final_norm lm_head logits", sides
+    yield "P4", "lm_head(final_norm(resid_post.last)) = logits", "final_norm lm_head logits", sides
 
 
 def _difference(sides: Sides, epsilon: float) -> float:

@@ -26,6 +26,7 @@ from interp.models.flow import Renorming, Stage, Weighing, constant_factor, norm
 from interp.models.mixer import mixer_of
 from interp.models.neurons import neurons_of
 from interp.models.probe import Call, Trace, recording
+from interp.models.proofs import needed
 from interp.models.recognise import linear_of, norm_of
 from interp.models.sublayers import Part, input_tap, output_tap, parts_of
 
@@ -52,7 +53,19 @@ def resolve(model: nn.Module, d_vocab: int) -> Anatomy:
         with observed(model, watch), numerics(next(model.parameters()).dtype):
             model(input_ids=tokens, use_cache=False)
     with numerics(next(model.parameters()).dtype):
-        return _read(trace, model, tokens)
+        anatomy = _read(trace, model, tokens)
+    _refuse_repeated(trace, anatomy)
+    return anatomy
+
+
+def _refuse_repeated(trace: Trace, anatomy: Anatomy) -> None:
+    """A module that runs several times in a pass shows several tensors (Llama 4 norms queries and keys with one)."""
+    for address in needed(anatomy):
+        tap = anatomy.tap(address)
+        if isinstance(tap, Tap) and tap.side in ("input", "output") and len(trace.calls_of(tap.path)) > 1:
+            anatomy.refused[address] = Refusal(
+                f"{tap.path} runs several times in one pass, so it shows several tensors"
+            )
 
 
 def _read(trace: Trace, model: nn.Module, tokens: torch.Tensor) -> Anatomy:
