@@ -2,8 +2,9 @@
 
 import importlib.metadata
 import inspect
+import logging
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from interp.models.float64 import numerics
 from interp.models.weights import BlockWeights, block_weights
 from interp.points import POINTS, Address, ModelInfo
 
+LOGGER = logging.getLogger("interp")
 HEAD_POINTS = frozenset({"lm_head", "logits"})
 CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 
@@ -33,6 +35,7 @@ class EagerEngine:
     def __init__(self, module: nn.Module, tokenizer: Any, anatomy: Anatomy, model: ModelInfo) -> None:
         self.module, self.tokenizer, self.anatomy, self.model = module, tokenizer, anatomy, model
         self.device = next(module.parameters()).device
+        self._told = False
         self._accepted = set(inspect.signature(module.forward).parameters)
         self._trunk = module.get_submodule(anatomy.trunk) if anatomy.trunk else None
 
@@ -180,7 +183,7 @@ class EagerEngine:
         wants_logits = any(r.return_logits for r in requests) or any(
             a.name in HEAD_POINTS for plan in plans for a in plan
         )
-        with torch.no_grad(), self.numerics(), session.attached(self.module):
+        with torch.no_grad(), self.numerics(), self._uncompiled(), session.attached(self.module):
             if n_new:
                 new, logits = self._generate(session, batch, requests, wants_logits)
             else:
@@ -207,6 +210,14 @@ class EagerEngine:
                 own = read if place.tap is read.tap else Use(read.address, place.tap, stream=place.stream)
                 writes.setdefault(read.address, own).edits.append((row, edit))
         return [*reads.values(), *(use for use in writes.values() if use is not reads[use.address])]
+
+    def _uncompiled(self) -> AbstractContextManager[Any]:
+        """Modules that torch.compile has taken over run as they are: a compiled graph passes later hooks by."""
+        compiled = any(module._compiled_call_impl is not None for module in self.module.modules())
+        if compiled and not self._told:
+            LOGGER.info("%s is compiled; the eager engine runs it uncompiled, where hooks act.", self.model.name)
+            self._told = True
+        return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 
     def numerics(self) -> AbstractContextManager[Any]:
         """In float64, the casts to float32 inside the model are lifted; else nothing."""

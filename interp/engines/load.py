@@ -71,6 +71,7 @@ def wrap(
     """An engine for a causal language model of transformers that is already in memory; nothing is kept about it."""
     from interp.models.checkpoint import fingerprint as fingerprint_of
 
+    module = getattr(module, "_orig_mod", module)  # what torch.compile has wrapped
     module.eval()
     d_vocab = _d_vocab(module)
     anatomy = resolve(module, d_vocab)

@@ -124,11 +124,11 @@ def _first(
             produced = returned_inside(trace, node, stage.call) or _behind_elementwise(trace, node, stage.call)
             if produced is None or produced.order >= current.order:
                 continue
-            norm = norm_of(trace, produced)
-            if norm is not None:
-                norm_key, entered = next(iter(produced.inputs.items()))
-                if trace.root(entered) in streams:
-                    return current, key, norm, input_tap(produced, norm_key)
+            for call in (produced, *trace.returned_by(node)):  # DBRX norms the MLP's input inside its attention part
+                norm_key, entered = next(iter(call.inputs.items()), (None, None))
+                inside = call.order > stage.call.order and entered is not None and trace.root(entered) in streams
+                if inside and (norm := norm_of(trace, call)) is not None:
+                    return current, key, norm, input_tap(call, norm_key)
             before = before or produced
         if before is None:
             return None

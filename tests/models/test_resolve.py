@@ -161,5 +161,5 @@ def test_a_module_that_runs_twice_in_a_pass_is_refused_and_not_read_at_its_first
     model = wrap(tiny_model("llama4_text", torch.float64))
     for point in ("q_norm_in.0", "q_norm_out.0", "k_norm_in.0", "k_norm_out.0"):
         support = model.support(point)
-        assert not support.readable and "qk_norm runs several times in a pass" in support.reason
+        assert not support.readable and "qk_norm runs several times in one pass" in support.reason
     assert model.support("query.0").writable and model.support("key.0").writable
