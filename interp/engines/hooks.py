@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,8 @@ from interp.models.attention import AttentionCall, observed, observed_softmax
 from interp.models.probe import Key
 from interp.points import POINTS, Address
 
+_ACTIVE: ContextVar["Session | None"] = ContextVar("active_session", default=None)
+"""Whose pass this is: a run inside another's hook, or in another thread, is not the outer session's business."""
 _ORDER = {name: place for place, name in enumerate(POINTS)}
 
 
@@ -61,7 +64,9 @@ class Session:
         for use in self.uses:
             groups[id(use.tap.module), use.tap.side].append(use)
         handles = []
+        token = _ACTIVE.set(self)
         with ExitStack() as stack:
+            stack.callback(_ACTIVE.reset, token)
             if self.needs_matrix:
                 stack.enter_context(observed(model, self._watcher(groups, "attention")))
             own_softmax = [uses[0].tap.module for (_, side), uses in groups.items() if side == "softmax"]
@@ -83,9 +88,12 @@ class Session:
                 for handle in handles:
                     handle.remove()
 
+    def _own(self, uses: list[Use]) -> list[Use]:
+        return uses if _ACTIVE.get() is self else []
+
     def _before(self, uses: list[Use]):
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]):
-            for use in uses:
+            for use in self._own(uses):
                 key = use.tap.key
                 new = self._visit(use, _argument(key, args, kwargs))
                 if new is not None and isinstance(key, int):
@@ -98,13 +106,14 @@ class Session:
 
     def _remember(self, address: Address, tap: Tap):
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self.streams[address] = tap.read(self._by_position(_argument(tap.key, args, kwargs)))
+            if _ACTIVE.get() is self:
+                self.streams[address] = tap.read(self._by_position(_argument(tap.key, args, kwargs)))
 
         return hook
 
     def _after(self, uses: list[Use]):
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any):
-            for use in uses:
+            for use in self._own(uses):
                 new = self._visit(use, pick(output, use.tap.key))
                 if new is not None:
                     output = put(output, use.tap.key, new)
@@ -114,7 +123,7 @@ class Session:
 
     def _watcher(self, groups: dict[tuple[int, str], list[Use]], side: str):
         def watch(module: nn.Module, call: AttentionCall) -> None:
-            for use in groups.get((id(module), side), ()):
+            for use in self._own(groups.get((id(module), side), [])):
                 tensor = getattr(call, str(use.tap.key))
                 if tensor is None:
                     raise InterpError(f"{use.address}: this family's attention function shows no such tensor.")
