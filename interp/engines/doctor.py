@@ -25,7 +25,11 @@ def prove(engine: EagerEngine) -> list[Claim]:
 
 def refuse_unproven(engine: EagerEngine) -> list[Claim]:
     """Run the proofs and take away every point that a failed claim vouched for, or none vouches for; the claims."""
-    claims = prove(engine)
+    return refuse(engine, prove(engine))
+
+
+def refuse(engine: EagerEngine, claims: list[Claim]) -> list[Claim]:
+    """Take away what `claims`, which are those of `prove`, contradict or leave out; the same claims."""
     vouched = {(name, claim.layer) for claim in claims for name in claim.points}
     # Where the stream begins is known by what the first block does with it, even if not by what it is made of.
     vouched |= {("resid_pre", 0) for claim in claims if claim.proof == "P1" and claim.layer == 0}

@@ -2,8 +2,9 @@
 
 import importlib.metadata
 import inspect
+import logging
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -13,13 +14,15 @@ from torch import Tensor, nn
 from interp.edits import Edit
 from interp.engines.base import Capture, Provenance, Request, Result, Source, Support, refused
 from interp.engines.batching import Batch, pad
-from interp.engines.hooks import Pass, Session, Use, pick, rows, select
+from interp.engines.hooks import Pass, Session, Use, held, pick, rows, select
+from interp.engines.writing import place_of
 from interp.errors import PointRefused, UserError
 from interp.models.anatomy import MATRIX_SIDES, Anatomy, Refusal, Tap
 from interp.models.float64 import numerics
 from interp.models.weights import BlockWeights, block_weights
 from interp.points import POINTS, Address, ModelInfo
 
+LOGGER = logging.getLogger("interp")
 HEAD_POINTS = frozenset({"lm_head", "logits"})
 CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 
@@ -32,6 +35,7 @@ class EagerEngine:
     def __init__(self, module: nn.Module, tokenizer: Any, anatomy: Anatomy, model: ModelInfo) -> None:
         self.module, self.tokenizer, self.anatomy, self.model = module, tokenizer, anatomy, model
         self.device = next(module.parameters()).device
+        self._told = False
         self._accepted = set(inspect.signature(module.forward).parameters)
         self._trunk = module.get_submodule(anatomy.trunk) if anatomy.trunk else None
 
@@ -65,18 +69,8 @@ class EagerEngine:
         tap = self.anatomy.tap(address)
         if isinstance(tap, Refusal):
             return Support(False, False, tap.reason)
-        writable = self._write_tap(address, tap)
-        return Support(
-            True, not isinstance(writable, Refusal), writable.reason if isinstance(writable, Refusal) else ""
-        )
-
-    def _write_tap(self, address: Address, tap: Tap) -> Tap | Refusal:
-        """Where a write at `address` takes effect everywhere downstream."""
-        if address.name == "resid_mid":
-            return Refusal("the skip path would miss a write here", (f"attn_out_post.{address.layer}",))
-        if not POINTS[address.name].writable or not tap.writable:
-            return Refusal("the value is computed inside a module, not passed on by it")
-        return tap
+        place = place_of(self.anatomy, address, tap)
+        return Support(True, not isinstance(place, Refusal), place.reason if isinstance(place, Refusal) else "")
 
     def run(self, requests: Sequence[Request]) -> list[Result]:
         """One Result per Request; raises `UserError` or `PointRefused` before any forward pass."""
@@ -126,17 +120,17 @@ class EagerEngine:
 
     def _editable(self, edit: Edit, length: int) -> Tap:
         tap = self._tap(edit.at)
-        writable = self._write_tap(edit.at, tap)
-        if isinstance(writable, Refusal):
-            nearest = f" Nearest: {', '.join(writable.nearest)}." if writable.nearest else ""
-            raise PointRefused(f"{edit.at} can be read but not written: {writable.reason}.{nearest}")
+        place = place_of(self.anatomy, edit.at, tap)
+        if isinstance(place, Refusal):
+            nearest = f" Nearest: {', '.join(place.nearest)}." if place.nearest else ""
+            raise PointRefused(f"{edit.at} can be read but not written: {place.reason}.{nearest}")
         self._check_tensor(edit, length)
         beyond = [p for p in edit.positions or () if not 0 <= p < length]
         if beyond:
             raise UserError(
                 f"Position {beyond[0]} of the edit at {edit.at} is outside the sequence of {length} tokens."
             )
-        return writable
+        return tap
 
     def _check_tensor(self, edit: Edit, length: int) -> None:
         """Raises `UserError` where the edit's tensor does not fit the point's shape per token, or has too few rows."""
@@ -183,20 +177,14 @@ class EagerEngine:
         return ids.tolist()
 
     def _batch(self, requests: list[Request], plans: list[dict[Address, Tap]]) -> list[Result]:
-        uses: dict[Address, Use] = {}
-        for row, (request, plan) in enumerate(zip(requests, plans, strict=True)):
-            for address, tap in plan.items():
-                uses.setdefault(address.whole, Use(address.whole, tap))
-            for address in map(Address.parse, request.capture):
-                uses[address.whole].captured = True
-            for edit in request.edits:
-                uses[edit.at.whole].edits.append((row, edit))
-        session = Session(list(uses.values()))
+        session = Session(self._uses(requests, plans))
         prompts = [self._prompt(request) for request in requests]
         n_new = max(request.max_new_tokens for request in requests)
         batch = pad(prompts, self.device, front=n_new > 0)
-        wants_logits = any(r.return_logits for r in requests) or any(a.name in HEAD_POINTS for a in uses)
-        with torch.no_grad(), self.numerics(), session.attached(self.module):
+        wants_logits = any(r.return_logits for r in requests) or any(
+            a.name in HEAD_POINTS for plan in plans for a in plan
+        )
+        with torch.no_grad(), self.numerics(), self._uncompiled(), session.attached(self.module):
             if n_new:
                 new, logits = self._generate(session, batch, requests, wants_logits)
             else:
@@ -206,6 +194,31 @@ class EagerEngine:
             self._result(session, plans[i], requests[i], prompts[i], batch.spans[i], i, new[i], logits)
             for i in range(len(requests))
         ]
+
+    def _uses(self, requests: list[Request], plans: list[dict[Address, Tap]]) -> list[Use]:
+        """One Use per point; one more where it is written elsewhere than it is read."""
+        reads: dict[Address, Use] = {}
+        writes: dict[Address, Use] = {}
+        for row, (request, plan) in enumerate(zip(requests, plans, strict=True)):
+            for address, tap in plan.items():
+                reads.setdefault(held(address), Use(held(address), tap))
+            for address in map(Address.parse, request.capture):
+                reads[held(address)].captured = True
+            for edit in request.edits:
+                read = reads[held(edit.at)]
+                place = place_of(self.anatomy, read.address, read.tap)
+                assert not isinstance(place, Refusal)
+                own = read if place.tap is read.tap else Use(read.address, place.tap, stream=place.stream)
+                writes.setdefault(read.address, own).edits.append((row, edit))
+        return [*reads.values(), *(use for use in writes.values() if use is not reads[use.address])]
+
+    def _uncompiled(self) -> AbstractContextManager[Any]:
+        """Modules that torch.compile has taken over run as they are: a compiled graph passes later hooks by."""
+        compiled = any(module._compiled_call_impl is not None for module in self.module.modules())
+        if compiled and not self._told:
+            LOGGER.info("%s is compiled; the eager engine runs it uncompiled, where hooks act.", self.model.name)
+            self._told = True
+        return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 
     def numerics(self) -> AbstractContextManager[Any]:
         """In float64, the casts to float32 inside the model are lifted; else nothing."""
@@ -286,7 +299,7 @@ class EagerEngine:
         n_later = max(len(new) - 1, 0)
         captured = {}
         for address in map(Address.parse, request.capture):
-            captured[address] = select(rows(session.captured[address.whole], address, row, span, n_later), address)
+            captured[address] = select(rows(session.captured[held(address)], address, row, span, n_later), address)
         stopped = bool(new) and new[-1] in self._stop_tokens()
         return Result(
             tokens=prompt + new,

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,8 @@ from interp.models.attention import AttentionCall, observed, observed_softmax
 from interp.models.probe import Key
 from interp.points import POINTS, Address
 
+_ACTIVE: ContextVar["Session | None"] = ContextVar("active_session", default=None)
+"""Whose pass this is: a run inside another's hook, or in another thread, is not the outer session's business."""
 _ORDER = {name: place for place, name in enumerate(POINTS)}
 
 
@@ -27,6 +30,8 @@ class Use:
     tap: Tap
     captured: bool = False
     edits: list[tuple[int, Edit]] = field(default_factory=list)
+    stream: Tap | None = None
+    """For edits of a sum that no single module passes on: its other addend, where `tap` reads the one to change."""
 
 
 @dataclass
@@ -45,6 +50,7 @@ class Session:
         # the table, which is that of the forward pass: an edit at the first shows at the second, never the other way.
         self.uses = sorted(uses, key=lambda use: _ORDER[use.address.name])
         self.captured: dict[Address, list[Tensor]] = defaultdict(list)
+        self.streams: dict[Address, Tensor] = {}
         self.now: Pass | None = None
 
     @property
@@ -58,7 +64,9 @@ class Session:
         for use in self.uses:
             groups[id(use.tap.module), use.tap.side].append(use)
         handles = []
+        token = _ACTIVE.set(self)
         with ExitStack() as stack:
+            stack.callback(_ACTIVE.reset, token)
             if self.needs_matrix:
                 stack.enter_context(observed(model, self._watcher(groups, "attention")))
             own_softmax = [uses[0].tap.module for (_, side), uses in groups.items() if side == "softmax"]
@@ -71,17 +79,23 @@ class Session:
                         handles.append(module.register_forward_pre_hook(self._before(uses), with_kwargs=True))
                     elif side == "output":
                         handles.append(module.register_forward_hook(self._after(uses)))
+                for use in self.uses:
+                    if use.stream is not None:  # registered last: it sees what the edits above have made of the stream
+                        hook = self._remember(use.address, use.stream)
+                        handles.append(use.stream.module.register_forward_pre_hook(hook, with_kwargs=True))
                 yield
             finally:
                 for handle in handles:
                     handle.remove()
 
+    def _own(self, uses: list[Use]) -> list[Use]:
+        return uses if _ACTIVE.get() is self else []
+
     def _before(self, uses: list[Use]):
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]):
-            for use in uses:
+            for use in self._own(uses):
                 key = use.tap.key
-                x = args[key] if isinstance(key, int) else kwargs[str(key)]
-                new = self._visit(use, x)
+                new = self._visit(use, _argument(key, args, kwargs))
                 if new is not None and isinstance(key, int):
                     args = (*args[:key], new, *args[key + 1 :])
                 elif new is not None:
@@ -90,9 +104,16 @@ class Session:
 
         return hook
 
+    def _remember(self, address: Address, tap: Tap):
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if _ACTIVE.get() is self:
+                self.streams[address] = tap.read(self._by_position(_argument(tap.key, args, kwargs)))
+
+        return hook
+
     def _after(self, uses: list[Use]):
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any):
-            for use in uses:
+            for use in self._own(uses):
                 new = self._visit(use, pick(output, use.tap.key))
                 if new is not None:
                     output = put(output, use.tap.key, new)
@@ -102,7 +123,7 @@ class Session:
 
     def _watcher(self, groups: dict[tuple[int, str], list[Use]], side: str):
         def watch(module: nn.Module, call: AttentionCall) -> None:
-            for use in groups.get((id(module), side), ()):
+            for use in self._own(groups.get((id(module), side), [])):
                 tensor = getattr(call, str(use.tap.key))
                 if tensor is None:
                     raise InterpError(f"{use.address}: this family's attention function shows no such tensor.")
@@ -113,22 +134,45 @@ class Session:
     def _visit(self, use: Use, x: Tensor) -> Tensor | None:
         """Capture and edit one tensor; the module's new tensor if it was edited."""
         assert self.now is not None
-        batch, n_pos = self.now.positions.shape
-        shaped = x.view(batch, n_pos, *x.shape[1:]) if x.ndim == 2 and x.shape[0] == batch * n_pos else x
+        shaped = self._by_position(x)
         value = use.tap.read(shaped)
         if not use.edits:
             if use.captured:
                 own = value.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
                 self.captured[use.address].append(value if own else value.clone())
             return None
-        value = value.clone()
+        addend = value
+        before = addend if use.stream is None else self.streams[use.address] + addend
+        value = before.clone()
         for row, edit in use.edits:
             one = edit.at.head if edit.at.stream is None else edit.at.stream
             where = (row,) if one is None else (row, slice(None), one)
             value[where] = edit.apply(value[where], self.now.positions[row])
         if use.captured:
             self.captured[use.address].append(value.clone())
+        if use.stream is not None:
+            value = torch.where(value == before, addend, value - self.streams[use.address])
         return use.tap.write(shaped, value).reshape(x.shape)
+
+    def _by_position(self, x: Tensor) -> Tensor:
+        """[batch, pos, ...], also where the model has flattened the two into one axis."""
+        assert self.now is not None
+        batch, n_pos = self.now.positions.shape
+        return x.view(batch, n_pos, *x.shape[1:]) if x.ndim == 2 and x.shape[0] == batch * n_pos else x
+
+
+def _argument(key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    return args[key] if isinstance(key, int) else kwargs[str(key)]
+
+
+def held(address: Address) -> Address:
+    """The point under which an address is read and written: all heads and streams of it.
+
+    What leaves a block of several streams is one tensor under two names.
+    """
+    if address.name == "resid_post" and address.stream is not None:
+        return Address("resid_streams", address.layer)
+    return address.whole
 
 
 def pick(output: Any, key: Key) -> Tensor:

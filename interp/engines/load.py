@@ -39,7 +39,9 @@ def load_model(
 
     The device is CUDA if present, then MPS, else the CPU; the dtype is the checkpoint's unless told or unsafe there;
     `report` hears in one line what was chosen and why. The anatomy is resolved from a short run and, unless `prove` is
-    False, every point's equation is checked: points whose claim fails are refused with the measured difference.
+    False, every point's equation is checked: points whose claim fails are refused with the measured difference. The
+    claims are kept under INTERP_CACHE; they are checked anew where the checkpoint, its dtype, the device, a version or
+    the code that proves has changed.
 
     Raises `UserError` for a model that cannot be found or read, or an unknown engine, device or dtype.
     """
@@ -52,15 +54,24 @@ def load_model(
     checkpoint = find(model, report)
     chosen_device, chosen_dtype = choose(device, dtype, checkpoint_dtype(checkpoint), report)
     module, tokenizer = load_model_and_tokenizer(checkpoint, chosen_device, chosen_dtype)
-    return wrap(module, tokenizer, name=checkpoint.name, fingerprint=fingerprint(checkpoint.path), prove=prove)
+    print_of_it = fingerprint(checkpoint.path)
+    loaded = wrap(module, tokenizer, name=checkpoint.name, fingerprint=print_of_it, prove=False)
+    if prove:
+        from interp.engines import doctor
+        from interp.engines.proof_cache import key_of, proven
+
+        key = key_of(module, checkpoint.path, print_of_it)
+        doctor.refuse(loaded, proven(key, lambda: doctor.prove(loaded), report))
+    return loaded
 
 
 def wrap(
     module: nn.Module, tokenizer: Any = None, *, name: str = "", fingerprint: str | None = None, prove: bool = True
 ) -> EagerEngine:
-    """An engine for a model that is already in memory (a transformers causal language model)."""
+    """An engine for a causal language model of transformers that is already in memory; nothing is kept about it."""
     from interp.models.checkpoint import fingerprint as fingerprint_of
 
+    module = getattr(module, "_orig_mod", module)  # what torch.compile has wrapped
     module.eval()
     d_vocab = _d_vocab(module)
     anatomy = resolve(module, d_vocab)

@@ -21,6 +21,8 @@ class Sides(NamedTuple):
     magnitude: Tensor
     terms: int
     """How many rounded terms make up one entry."""
+    fitted: bool = False
+    """Whether the left side was fitted to the right one."""
 
 
 def block_equations(block: Block, at: Callable[[str], Tensor | None]) -> Iterator[Equation]:
@@ -43,9 +45,8 @@ def _stream_equations(block: Block, at: Callable[[str], Tensor | None]) -> Itera
         points, text = _added(block, first, last), _in_words(block, start, first, last)
         walked = _walk(block, at, start, first, last)
         sides = None if walked is None or (result := at(end)) is None else walked._replace(right=result)
-        yield "P1", f"{text} = {end}", " ".join((*points, end)), sides
-    stack = at("resid_streams")
-    yield "P1", "resid_streams is resid_post, all streams", "resid_streams", same(stack, at("resid_post"))
+        ends = (end, "resid_streams") if end == "resid_post" and at("resid_streams") is not None else (end,)
+        yield "P1", f"{text} = {end}", " ".join((*points, *ends)), sides
 
 
 def _walk(block: Block, at: Callable[[str], Tensor | None], start: str, first: int, last: int) -> Sides | None:
@@ -142,7 +143,8 @@ def _stack_equations(name: str, streams: Tensor | None, at: Callable[[str], Tens
     columns, goal = streams.transpose(-1, -2).cpu(), collapse.unsqueeze(-1).cpu()
     weights = torch.linalg.lstsq(columns, goal, driver="gelsd").solution
     weights += torch.linalg.lstsq(columns, goal - columns @ weights, driver="gelsd").solution  # refined once
-    sides = Sides(columns @ weights, goal, columns.abs() @ weights.abs(), 2 * streams.shape[-2])
+    magnitude = columns.abs() @ weights.abs().clamp(min=1.0)
+    sides = Sides(columns @ weights, goal, magnitude, 2 * streams.shape[-2], fitted=True)
     point = f"{name}_stream_collapse"
     yield "P1", f"sum of w_j stream_j = {point}, w solved for", point, sides
 

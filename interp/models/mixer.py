@@ -59,13 +59,21 @@ def mixer_of(trace: Trace, part: Part, n_pos: int) -> Mixer | Refusal:
         output=output or Refusal("the attention's output is not that of a linear map", ("attn_out",)),
         **_head_norms(trace, norms, event, n_pos),  # type: ignore[arg-type]
         n_heads=event.n_heads,
-        n_kv_heads=event.n_heads if isinstance(projected, Refusal) else len(projected.index),
+        n_kv_heads=_kv_heads(trace, event, projected),
         d_head=value.shape[-1],
         side=event.side,
         gate=gate,
         gate_activation=activation,
         **event.constants,
     )
+
+
+def _kv_heads(trace: Trace, event: _Event, value: Projection | Refusal) -> int:
+    """Heads of keys and values: those of the value's projection, else as many as the attention function was given."""
+    if isinstance(value, Projection):
+        return len(value.index)
+    held = trace.value[event.value].shape
+    return held[1] if len(held) == 4 else event.n_heads
 
 
 def _registered(trace: Trace, inside: list[Call]) -> _Event | None:

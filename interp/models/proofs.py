@@ -13,8 +13,8 @@ from math import sqrt
 import torch
 from torch import Tensor
 
-from interp.models.anatomy import Anatomy, Linear, Refusal
-from interp.models.equations import Sides, block_equations, normed, products, same
+from interp.models.anatomy import Anatomy, Head, Linear, Refusal
+from interp.models.equations import Equation, Sides, block_equations, normed, products, same
 from interp.models.float64 import numerics
 from interp.models.norms import Norm
 from interp.models.transforms import Scale
@@ -44,6 +44,7 @@ class Claim:
 
 
 Captured = Mapping[Address, Tensor]
+Get = Callable[..., Tensor | None]
 
 
 def needed(anatomy: Anatomy) -> list[Address]:
@@ -52,7 +53,8 @@ def needed(anatomy: Anatomy) -> list[Address]:
     every = [Address(p.name, i) for p in POINTS.values() if p.per_layer for i in layers]
     every += [Address(p.name) for p in POINTS.values() if not p.per_layer]
     if anatomy.n_streams > 1:
-        every += [Address(p, i, stream=s) for p in STREAM_POINTS for i in layers for s in range(anatomy.n_streams)]
+        both = ("resid_pre", "resid_mid")  # resid_post of all streams is resid_streams
+        every += [Address(p, i, stream=s) for p in both for i in layers for s in range(anatomy.n_streams)]
     return [address for address in every if not isinstance(anatomy.tap(address), Refusal)]
 
 
@@ -60,7 +62,7 @@ def check(anatomy: Anatomy, prompts: Sequence[Captured]) -> list[Claim]:
     """All claims, each at its worst over `prompts` (captures of `needed`, one mapping per prompt)."""
     worst: dict[tuple[str, str, int | None], Claim] = {}
     passes = [_claims(anatomy, captured) for captured in (_joined(prompts), *map(_mixing, prompts))]
-    for claim in chain(*passes, _embedding(anatomy, prompts)):
+    for claim in chain(*passes, _start(anatomy, prompts)):
         key = (claim.proof, claim.equation, claim.layer)
         if key not in worst or not claim.difference <= worst[key].difference:
             worst[key] = claim
@@ -82,53 +84,76 @@ def _mixing(captured: Captured) -> Captured:
 
 
 def _claims(anatomy: Anatomy, captured: Captured) -> Iterator[Claim]:
+    get = reader(anatomy, captured)
+    for layer in range(len(anatomy.blocks)):
+        for equation in block_equations_at(anatomy, get, layer):
+            yield from judged(anatomy, layer, equation)
+        for proof, text, points, sides in boundary_equations(anatomy, get, layer):
+            yield from judged(anatomy, layer, (proof, text, points, sides))
+            yield from judged(anatomy, layer + 1, (proof, "resid_pre.l = resid_post.(l-1)", "resid_pre", sides))
+    for equation in chain(_head(anatomy, get), final_norm_equations(anatomy, get)):
+        yield from judged(anatomy, None, equation)
+
+
+def reader(anatomy: Anatomy, captured: Captured) -> Get:
+    """The captured value of a point in float64, by name and layer; None where it was not captured.
+
+    The stream of a trunk of several comes with all of them, [pos, streams, d_model].
+    """
+
     def get(name: str, layer: int | None = None) -> Tensor | None:
-        return _value(anatomy, captured, name, layer)
+        if anatomy.n_streams > 1 and name == "resid_post":
+            name = "resid_streams"
+        elif anatomy.n_streams > 1 and name in STREAM_POINTS:
+            streams = [captured.get(Address(name, layer, stream=i)) for i in range(anatomy.n_streams)]
+            found = [stream.double() for stream in streams if stream is not None]
+            return torch.stack(found, -2) if len(found) == anatomy.n_streams else None
+        tensor = captured.get(Address(name, layer))
+        return None if tensor is None else tensor.double()
 
-    def claim(proof: str, equation: str, layer: int | None, points: str, sides: Sides | None) -> Iterator[Claim]:
-        if sides is not None:
-            yield _claim(anatomy, proof, equation, layer, points, sides)
+    return get
 
-    for layer, block in enumerate(anatomy.blocks):
 
-        def at(name: str, layer: int = layer) -> Tensor | None:
-            return get(name, layer)
+def judged(anatomy: Anatomy, layer: int | None, equation: Equation) -> Iterator[Claim]:
+    """The claim that an equation makes; none where a part of it was not captured."""
+    proof, text, points, sides = equation
+    if sides is not None:
+        epsilon = torch.finfo(_dtype(anatomy)).eps
+        yield Claim(proof, text, layer, tuple(points.split()), _difference(sides, epsilon), _tolerance(sides))
 
-        for proof, equation, points, sides in block_equations(block, at):
-            yield from claim(proof, equation, layer, points, sides)
-        if layer + 1 < len(anatomy.blocks):
-            sides = same(at("resid_post"), get("resid_pre", layer + 1))
-            yield from claim("P2", "resid_post.l = resid_pre.(l+1)", layer, "resid_post", sides)
-            yield from claim("P2", "resid_pre.l = resid_post.(l-1)", layer + 1, "resid_pre", sides)
-    for equation, points, sides in _head(anatomy, get):
-        yield from claim("P4", equation, None, points, sides)
+
+def block_equations_at(anatomy: Anatomy, get: Get, layer: int) -> Iterator[Equation]:
+    """Every equation inside one block."""
+    return block_equations(anatomy.blocks[layer], lambda name: get(name, layer))
+
+
+def boundary_equations(anatomy: Anatomy, get: Get, layer: int) -> Iterator[Equation]:
+    """From one block to the next; nothing after the last."""
+    if layer + 1 < len(anatomy.blocks):
+        sides = same(get("resid_pre", layer + 1), get("resid_post", layer))
+        yield "P2", "resid_post.l = resid_pre.(l+1)", "resid_post", sides
+
+
+def final_norm_equations(anatomy: Anatomy, get: Get) -> Iterator[Equation]:
+    """The norm between the last block and the head."""
     if isinstance(anatomy.final_norm, Norm):
         last = _last(anatomy, get)
         sides = normed(anatomy.final_norm, last, get("final_normalized"), get("final_norm_scale"), get("final_norm"))
-        yield from claim(
-            "P8",
-            "final_normalized · gain + bias = final_norm",
-            None,
-            "final_norm final_normalized final_norm_scale",
-            sides,
-        )
+        points = "final_norm final_normalized final_norm_scale"
+        yield "P8", "final_normalized · gain + bias = final_norm", points, sides
 
 
-def _value(anatomy: Anatomy, captured: Captured, name: str, layer: int | None = None) -> Tensor | None:
-    """A captured tensor in float64; the stream of a trunk of several with all of them, [pos, streams, d_model]."""
-    if anatomy.n_streams > 1 and name in STREAM_POINTS:
-        streams = [captured.get(Address(name, layer, stream=i)) for i in range(anatomy.n_streams)]
-        found = [stream.double() for stream in streams if stream is not None]
-        return torch.stack(found, -2) if len(found) == anatomy.n_streams else None
-    tensor = captured.get(Address(name, layer))
-    return None if tensor is None else tensor.double()
+def _start(anatomy: Anatomy, prompts: Sequence[Captured]) -> Iterator[Claim]:
+    for proof, text, points, sides in embedding_equations(anatomy, prompts):
+        yield from judged(anatomy, None, (proof, text, points, sides))
+        yield from judged(anatomy, 0, (proof, f"{text}, at the first block", "resid_pre", sides))
 
 
-def _embedding(anatomy: Anatomy, prompts: Sequence[Captured]) -> Iterator[Claim]:
+def embedding_equations(anatomy: Anatomy, prompts: Sequence[Captured]) -> Iterator[Equation]:
     """The stream starts as the token embedding times a constant, and what else it has depends on the position alone."""
     start = anatomy.start
-    first = [_value(anatomy, captured, "resid_pre", 0) for captured in prompts]
-    embedded = [_value(anatomy, captured, "embeddings") for captured in prompts]
+    first = [reader(anatomy, captured)("resid_pre", 0) for captured in prompts]
+    embedded = [reader(anatomy, captured)("embeddings") for captured in prompts]
     firsts, embeddings = [f for f in first if f is not None], [e for e in embedded if e is not None]
     term = None if isinstance(start, Refusal) else next((t for t in start.terms if t.kind == "token"), None)
     if isinstance(start, Refusal) or term is None or len(firsts) < len(prompts) or len(embeddings) < len(prompts):
@@ -154,34 +179,37 @@ def _embedding(anatomy: Anatomy, prompts: Sequence[Captured]) -> Iterator[Claim]
         return
     else:
         n = min(map(len, firsts))
-        left, right = (f[:n] - token[:n] for f, token in zip(firsts[:2], tokens[:2], strict=True))
-        magnitude = sum(f[:n].abs() + m[:n] for f, m in zip(firsts[:2], magnitudes[:2], strict=True))
-        assert isinstance(magnitude, Tensor)
-        sides = Sides(left, right, magnitude, 3 + terms)
+        (first, other), (token, its) = ([one[:n] for one in some[:2]] for some in (firsts, tokens))
+        magnitude = first.abs() + other.abs() + magnitudes[0][:n] + magnitudes[1][:n]
+        sides = Sides(token + (other - its), first, magnitude, 3 + terms)
         equation = "resid_pre.0 less the token term depends on the position alone"
-    if sides is not None:
-        yield _claim(anatomy, "P2", equation, None, "embeddings", sides)
-        yield _claim(anatomy, "P2", f"{equation}, at the first block", 0, "resid_pre", sides)
+    yield "P2", equation, "embeddings", sides
 
 
-def _claim(anatomy: Anatomy, proof: str, equation: str, layer: int | None, points: str, sides: Sides) -> Claim:
-    epsilon = torch.finfo(_dtype(anatomy)).eps
-    return Claim(proof, equation, layer, tuple(points.split()), _difference(sides, epsilon), _tolerance(sides))
-
-
-def _head(anatomy: Anatomy, get: Callable[..., Tensor | None]) -> Iterator[tuple[str, str, Sides | None]]:
-    """(equation, points vouched for, sides): the unembedding's own output, then what scale and cap make of it."""
+def _head(anatomy: Anatomy, get: Get) -> Iterator[Equation]:
+    """The unembedding's own output, then what scale and cap make of it."""
     head, norm, last = anatomy.head, anatomy.final_norm, _last(anatomy, get)
     logits = get("logits")
     if isinstance(head, Refusal) or last is None or logits is None:
         return
-    x, widest = last, head.linear.weight.shape[1]
+    x = last
     if isinstance(norm, Norm):
         x = norm.normalized(last) * norm.gain.double() + (0.0 if norm.bias is None else norm.bias.double())
-    own, magnitude = x, x.abs()
+    own, magnitude, widest = unembedded(head, x)
+    stated = get("lm_head")
+    sides = None if stated is None else Sides(own, stated, magnitude, widest)
+    inside = "final_norm(resid_post.last)" if not head.before else "before(final_norm(resid_post.last))"
+    yield "P4", f"W {inside} + b = lm_head", "final_norm lm_head", sides
+    sides = Sides(head.logits(own), logits, magnitude * abs(head.scale), widest)
+    yield "P4", "lm_head(final_norm(resid_post.last)) = logits", "final_norm lm_head logits", sides
+
+
+def unembedded(head: Head, x: Tensor) -> tuple[Tensor, Tensor, int]:
+    """The unembedding's own output from the final norm's, the summands' magnitude, and the widest sum on the way."""
+    own, magnitude, widest = x, x.abs(), head.linear.weight.shape[1]
     for step in (*head.before, head.linear):
         if isinstance(step, Linear):
-            spread = products(magnitude, step.weight.abs(), None)[0]
+            spread = products(magnitude, step.weight.abs(), None)[0] if head.before else magnitude.new_zeros(())
             own, magnitude = products(own, step.weight, step.bias)
             magnitude, widest = torch.maximum(spread, magnitude), max(widest, step.weight.shape[1])
         elif isinstance(step, Norm):
@@ -193,15 +221,10 @@ def _head(anatomy: Anatomy, get: Callable[..., Tensor | None]) -> Iterator[tuple
             own, magnitude = step.read(own), step.read(magnitude).abs()
         else:
             own = step(own)
-    stated = get("lm_head")
-    sides = None if stated is None else Sides(own, stated, magnitude, widest)
-    inside = "final_norm(resid_post.last)" if not head.before else "before(final_norm(resid_post.last))"
-    yield f"W {inside} + b = lm_head", "final_norm lm_head", sides
-    sides = Sides(head.logits(own), logits, magnitude * abs(head.scale), widest)
-    yield "lm_head(final_norm(resid_post.last)) = logits", "final_norm lm_head logits", sides
+    return own, magnitude, widest
 
 
-def _last(anatomy: Anatomy, get: Callable[..., Tensor | None]) -> Tensor | None:
+def _last(anatomy: Anatomy, get: Get) -> Tensor | None:
     """What the final norm reads, float64: the last stream, or what the model's own module makes of several."""
     last = get("resid_post", len(anatomy.blocks) - 1)
     if last is None or anatomy.collapse is None:

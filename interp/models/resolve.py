@@ -10,7 +10,6 @@ from interp.models.anatomy import (
     Add,
     Anatomy,
     Block,
-    Head,
     Refusal,
     Remix,
     Renorm,
@@ -28,6 +27,7 @@ from interp.models.head import head_of
 from interp.models.mixer import mixer_of
 from interp.models.neurons import neurons_of
 from interp.models.probe import Call, Trace, recording
+from interp.models.proofs import needed
 from interp.models.recognise import linear_of, norm_of
 from interp.models.sublayers import Part, input_tap, output_tap, parts_of
 
@@ -54,7 +54,19 @@ def resolve(model: nn.Module, d_vocab: int) -> Anatomy:
         with observed(model, watch), numerics(next(model.parameters()).dtype):
             model(input_ids=tokens, use_cache=False)
     with numerics(next(model.parameters()).dtype):
-        return _read(trace, model, tokens)
+        anatomy = _read(trace, model, tokens)
+    _refuse_repeated(trace, anatomy)
+    return anatomy
+
+
+def _refuse_repeated(trace: Trace, anatomy: Anatomy) -> None:
+    """A module that runs several times in a pass shows several tensors (Llama 4 norms queries and keys with one)."""
+    for address in needed(anatomy):
+        tap = anatomy.tap(address)
+        if isinstance(tap, Tap) and tap.side in ("input", "output") and len(trace.calls_of(tap.path)) > 1:
+            anatomy.refused[address.whole] = Refusal(
+                f"{tap.path} runs several times in one pass, so it shows several tensors"
+            )
 
 
 def _read(trace: Trace, model: nn.Module, tokens: torch.Tensor) -> Anatomy:
@@ -78,13 +90,11 @@ def _read(trace: Trace, model: nn.Module, tokens: torch.Tensor) -> Anatomy:
         d_model=end.shape[-1],
         n_streams=end.shape[2] if end.ndim == 4 else 1,
         collapse=None if collapse is None else output_tap(collapse, next(iter(collapse.outputs))),
-        trunk=_trunk(trace, lm_head, final, found),
+        trunk=_trunk(trace, tokens, lm_head, final, found),
         final_norm=(None if final is None else norm_of(trace, final)) or no_final,
         final_norm_input=no_final if final is None else input_tap(final, next(iter(final.inputs))),
         final_norm_output=output_tap(final, next(iter(final.outputs)))
         if final is not None
-        else input_tap(lm_head, next(iter(lm_head.inputs)))
-        if lm_head is not None and isinstance(head, Head) and not head.before
         else output_tap(found[-1].call, found[-1].output_key),
         head=head,
         lm_head=Refusal("no linear map ends in the logits")
@@ -96,13 +106,15 @@ def _read(trace: Trace, model: nn.Module, tokens: torch.Tensor) -> Anatomy:
     )
 
 
-def _trunk(trace: Trace, lm_head: Call | None, final: Call | None, found: list[Stage]) -> str:
-    """Path of the innermost module that runs every block and returns what goes to the head; empty if none does."""
+def _trunk(trace: Trace, tokens: torch.Tensor, lm_head: Call | None, final: Call | None, found: list[Stage]) -> str:
+    """Path of the innermost module from token ids to what goes to the head; empty if there is none but the whole."""
+    ids = trace.root(trace.node(tokens))
     ends = [next(iter(lm_head.inputs.values()))] if lm_head is not None else []
     ends += [next(iter(final.outputs.values()))] if final is not None else [found[-1].leaves]
     for end in ends:
         for call in reversed(trace.returned_by(end)):
-            if call.path and found[0].call.path.startswith(call.path + "."):
+            takes_ids = ids in map(trace.root, call.inputs.values())
+            if call.path and takes_ids and found[0].call.path.startswith(call.path + "."):
                 return call.path
     return ""
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from interp.models.anatomy import Refusal, Sublayer, Tap, scaled
 from interp.models.flow import Addition, Source, Stage, addends, key_of, norm_behind, returned_inside, sources
@@ -116,7 +116,7 @@ def _part(
         stack=stack,
     )
     attends = any(inner.path.endswith("@attention") for inner in trace.inside(core))
-    mixes = attends or _mixes_positions(trace, entry.call, entry.key, raw_call)
+    mixes = attends or _mixes_positions(trace, stage.call, entry.call, entry.key, raw_call)
     return Part(sublayer, core, entry.call, entry.call.inputs[entry.key], raw_node, addition, mixes, attends)
 
 
@@ -132,6 +132,8 @@ def _core(trace: Trace, stage: Stage, raw: Call, streams: set[int]) -> tuple[Cal
         within = _entry(trace, stage, inner, streams, inside=core)
         if within is not None and within.norm is not None:
             return inner, within
+        if within is not None and entry.call is core and _returns_stream(trace, core, streams):
+            return core, within  # its own input is the skip path's, too
     return core, entry
 
 
@@ -195,6 +197,7 @@ def _indirect(trace: Trace, stage: Stage, call: Call, key: Key, streams: set[int
     if norm is None:
         shaped = trace.root(entered) in streams and trace.value[entered].shape == trace.value[node].shape
         alone = shaped and not _returns_stream(trace, produced, streams)
+        alone = alone and not _mixes_positions(trace, stage.call, produced, norm_key, produced)
         return _Entry(call, key, taken, unknown="what stands before this sublayer is no known norm") if alone else None
     if trace.root(entered) in streams:
         return _Entry(call, key, taken, norm, taken)
@@ -239,29 +242,36 @@ def _behind_elementwise(trace: Trace, node: int, block: Call) -> Call | None:
     return None
 
 
-def _mixes_positions(trace: Trace, first: Call, key: Key, last: Call) -> bool:
+def _mixes_positions(trace: Trace, block: Call, first: Call, key: Key, last: Call) -> bool:
     """Whether what the sublayer returns at the last position depends on what it reads at earlier ones.
 
     By more than rounding: experts compute several positions in one product, whose rounding depends on all of them.
+    The module that reads is run again if it is also the one that returns, else the whole block.
     """
-    if last.path != first.path and not last.path.startswith(first.path + "."):
-        return False
-    args, kwargs = list(first.args), dict(first.kwargs)
     x = trace.value[first.inputs[key]]
     moved = x.clone()
     moved.view(x.shape[0] if x.ndim == 3 else 1, -1, x.shape[-1])[:, :-1] += x.std()
+    again = first if last.path == first.path or last.path.startswith(first.path + ".") else block
+    reads: list[Tensor] = []
     outputs: list[Tensor] = []
-    handle = last.module.register_forward_hook(lambda m, a, output: outputs.append(_first_tensor(output)))
+
+    def read(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        if isinstance(key, int):
+            return (*args[:key], reads[-1], *args[key + 1 :]), kwargs
+        return args, {**kwargs, str(key): reads[-1]}
+
+    handles = [
+        first.module.register_forward_pre_hook(read, with_kwargs=True),
+        last.module.register_forward_hook(lambda m, a, output: outputs.append(_first_tensor(output))),
+    ]
     try:
         with torch.no_grad():
             for value in (x, moved):
-                if isinstance(key, int):
-                    args[key] = value
-                else:
-                    kwargs[str(key)] = value
-                first.module(*args, **kwargs)
+                reads.append(value)
+                again.module(*again.args, **again.kwargs)
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
     plain, perturbed = (out.reshape(-1, out.shape[-1])[-1] for out in (outputs[0], outputs[-1]))
     return bool((plain - perturbed).abs().amax() > 1e3 * torch.finfo(x.dtype).eps * plain.abs().amax())
 

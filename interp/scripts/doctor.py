@@ -30,7 +30,8 @@ class Doctor:
 
 def run(config: Doctor) -> int:
     """Print the table of proofs; 1 if a claim fails."""
-    from interp.engines.doctor import prove
+    from interp.engines.doctor import refuse_unproven
+    from interp.engines.echo import echo
     from interp.engines.load import load_model
     from interp.errors import UserError
 
@@ -41,9 +42,14 @@ def run(config: Doctor) -> int:
     if config.out is not None:
         raise UserError("--out belongs to --families; one model's table is printed.")
     engine = load_model(config.model, device=config.device, dtype=config.dtype, prove=False, report=say)
-    claims = prove(engine)
+    claims = refuse_unproven(engine)
+    claims += echo(engine)
     print_claims(claims)
     failed = [claim for claim in claims if not claim.holds]
+    for claim in failed:
+        if claim.proof == "P7":
+            where = "" if claim.layer is None else f" at layer {claim.layer}"
+            say(f"A write at {claim.points[0]}{where} is none: {claim.equation} is off by {claim.difference:.3g} ε.")
     say(summary(claims))
     return 1 if failed else 0
 
@@ -73,18 +79,20 @@ def _families(config: Doctor) -> int:
 
 
 def print_claims(claims) -> None:
-    """One row per equation: layers checked, the worst difference and what rounding explains."""
+    """One row per equation, and per point that is written: the worst difference and what rounding explains."""
     from rich.table import Column, Table
 
     equation = Column("equation", overflow="fold")
     table = Table("proof", equation, "checked", "largest difference", "limit of rounding", "verdict")
     by_equation: dict[tuple[str, str], list] = {}
     for claim in claims:
-        by_equation.setdefault((claim.proof, claim.equation), []).append(claim)
+        written = f"{claim.points[0]} echoes: it reads back as written, and what follows is computed from it"
+        text = written if claim.proof == "P7" else claim.equation
+        by_equation.setdefault((claim.proof, text), []).append(claim)
     for (proof, equation), group in sorted(by_equation.items()):
         worst = max(group, key=lambda claim: claim.difference / claim.tolerance)
         where = "" if worst.layer is None else f" at layer {worst.layer}"
-        bad = [str(claim.layer) for claim in group if not claim.holds]
+        bad = sorted({str(claim.layer) for claim in group if not claim.holds})
         verdict = "holds" if not bad else f"FAILS at {', '.join(bad)}"
         table.add_row(
             proof, equation, str(len(group)), f"{worst.difference:.3g} ε{where}", f"{worst.tolerance:.3g} ε", verdict

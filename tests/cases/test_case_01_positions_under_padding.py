@@ -4,7 +4,7 @@ import torch
 
 from interp.engines.base import Request
 from interp.engines.cache import run_with_cache
-from tests.families.loaded import engine
+from tests.families.loaded import engine, readable
 
 
 def test_left_padding_and_gaps_move_no_position() -> None:
@@ -21,6 +21,23 @@ def test_left_padding_and_gaps_move_no_position() -> None:
         words = model.module.get_submodule("transformer.wte").weight
         first = words[tokens[row][real]] + table[: int(real.sum())]  # type: ignore[index]
         assert torch.equal(cache["resid_pre.0"][row][real], first)  # type: ignore[index]
+
+
+def test_real_rows_equal_the_solo_run_at_every_point() -> None:
+    model = engine("gpt2")
+    points = readable(model, matrices=True)
+    tokens = torch.tensor([[9, 9, 9, 9, 4, 8, 15], [16, 23, 42, 4, 8, 15, 16], [5, 9, 6, 9, 9, 7, 8]])
+    mask = torch.tensor([[0, 0, 0, 0, 1, 1, 1], [1] * 7, [1, 0, 1, 0, 0, 1, 1]])
+    cache = run_with_cache(model, tokens, points, attention_mask=mask)
+    for row in range(3):
+        keep = mask[row].bool()
+        alone = run_with_cache(model, tokens[row][keep][None], points)
+        for point in points:
+            found, right = cache[point][row], alone[point][0]  # type: ignore[index]
+            real = found[:, keep][..., keep] if point.startswith(("attn_probs", "attn_scores")) else found[keep]
+            assert real.shape == right.shape, point
+            seen = right.abs() < 1e30  # masked scores hold the dtype's minimum
+            assert torch.allclose(real[seen], right[seen], rtol=0, atol=1e-12), point
 
 
 def test_generation_from_unequal_prompts_continues_each_as_alone() -> None:

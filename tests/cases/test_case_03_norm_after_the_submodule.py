@@ -17,6 +17,16 @@ POST_NORM = {
 
 
 @pytest.mark.parametrize("family", POST_NORM)
+def test_the_sums_hold_for_contributions_only(family: str) -> None:
+    names = ["resid_pre", "attn_out", "attn_out_post", "resid_mid", "mlp_out", "mlp_out_post", "resid_post"]
+    for layer in range(3):
+        (result,) = engine(family).run([Request(TOKENS, capture=[f"{name}.{layer}" for name in names])])
+        x, a, a_post, m, b, b_post, y = (result.capture[f"{name}.{layer}"] for name in names)
+        assert torch.allclose(x + a_post, m, rtol=0, atol=1e-13) and torch.allclose(m + b_post, y, rtol=0, atol=1e-13)
+        assert (x + a - m).abs().max() > 0.1 and (m + b - y).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("family", POST_NORM)
 def test_the_contribution_is_the_norm_of_the_raw_output(family: str) -> None:
     model = engine(family)
     for name, path in zip(("attn", "mlp"), POST_NORM[family], strict=True):

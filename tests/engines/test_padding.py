@@ -8,8 +8,7 @@ from interp.engines.base import Request
 from interp.engines.batching import pad
 from interp.engines.cache import run_with_cache
 from interp.errors import UserError
-from interp.points import POINTS
-from tests.families.loaded import F32, F64, PROMPTS, engine, readable
+from tests.families.loaded import F64, PROMPTS, engine, readable
 from tests.families.tiny import FAMILIES
 
 SOME = ["gpt2", "opt", "llama", "gemma2", "gemma3", "cohere2", "bloom", "mpt", "falcon", "gpt_neox_parallel"]
@@ -73,28 +72,6 @@ def test_a_masked_matrix_is_nan_in_rows_and_columns_of_padding() -> None:
         assert close(probs[row][:, keep][:, :, keep], alone.capture["attn_probs.1"])
         both = keep[:, None] & keep
         assert bool(probs[row][:, ~both].isnan().all())
-
-
-def test_what_stands_under_the_mask_does_not_matter() -> None:
-    model = engine("gpt2", F64)
-    tokens, mask = rectangle(MASKS["left"])
-    other = torch.where(mask.bool(), tokens, (tokens + 17) % 131)
-    first = run_with_cache(model, tokens, ["logits"], attention_mask=mask)["logits"]  # type: ignore[index]
-    second = run_with_cache(model, other, ["logits"], attention_mask=mask)["logits"]  # type: ignore[index]
-    assert torch.equal(first.nan_to_num(), second.nan_to_num())
-
-
-@pytest.mark.parametrize("family", ["gemma2", "gemma3", "llama"])
-@pytest.mark.parametrize("longest", [31, 32, 33])
-@pytest.mark.parametrize("dtype", [F32, torch.bfloat16])
-def test_fully_masked_rows_spread_no_nan(family: str, longest: int, dtype: torch.dtype) -> None:
-    """Generation pads at the front, where a pad row sees nothing at all."""
-    model = engine(family, dtype)
-    points = [name for name in readable(model) if POINTS[name.split(".")[0]].block_level]
-    prompts = [list(range(3, 3 + longest)), [9, 4]]
-    for new in (0, 3):
-        for result in model.run([Request(p, capture=points, max_new_tokens=new) for p in prompts]):
-            assert all(bool(result.capture[point].isfinite().all()) for point in points)
 
 
 def test_positions_are_those_of_the_mask() -> None:

@@ -13,6 +13,7 @@ def test_the_casts_that_models_contain_are_lifted() -> None:
         assert x.float().dtype == torch.float64
         assert x.to(torch.float32).dtype == torch.float64
         assert x.to(dtype=torch.float32).dtype == torch.float64
+        assert x.type(torch.float32).dtype == torch.float64
         assert torch.softmax(x, -1, dtype=torch.float32).dtype == torch.float64
         assert torch.nn.functional.softmax(x, dim=-1, dtype=torch.float32).dtype == torch.float64
         assert x.to(torch.bfloat16).dtype == torch.bfloat16

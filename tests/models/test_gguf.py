@@ -170,20 +170,6 @@ def assert_same_model(folder: Path, model: torch.nn.Module) -> None:
         assert torch.equal(back(tokens).logits, model(tokens).logits)
 
 
-def test_every_tensor_of_a_grouped_head_llama_comes_back_bit_equal(tmp_path: Path, reports: list[str]) -> None:
-    model = tiny_llama()
-    folder = checkpoint_from_gguf(write_llama(tmp_path / "tiny.gguf", model), reports.append)
-    assert_same_model(folder, model)
-    config = json.loads((folder / "config.json").read_text())
-    assert (config["num_key_value_heads"], config["rms_norm_eps"], config["vocab_size"]) == (2, 1e-5, 261)
-    assert "quantization_config" not in config
-
-
-def test_permutation_matters() -> None:
-    weights = tiny_llama().state_dict()["model.layers.0.self_attn.k_proj.weight"].numpy()
-    assert not np.array_equal(permuted_as_llama_cpp_stores(weights, 2), weights)
-
-
 def test_a_file_without_output_matrix_has_tied_embeddings(tmp_path: Path, reports: list[str]) -> None:
     model = tiny_llama(tied=True)
     folder = checkpoint_from_gguf(write_llama(tmp_path / "tied.gguf", model), reports.append)

@@ -12,6 +12,7 @@ from interp.errors import InterpError
 from interp.models.anatomy import Anatomy, Head, Mixer, Neurons, Refusal, Sublayer
 from interp.models.norms import Norm
 from interp.models.resolve import resolve
+from interp.models.tiny import tiny_model
 from tests.families.loaded import engine, hook_count
 from tests.families.tiny import D_VOCAB, FAMILIES, build
 
@@ -153,3 +154,12 @@ def test_a_head_of_one_layer_and_a_head_count_of_one() -> None:
     assert small.anatomy.refused == {}
     for point in ("query.0", "key.0", "value.0", "z.0"):
         assert small.support(point).readable, point
+
+
+def test_a_module_that_runs_twice_in_a_pass_is_refused_and_not_read_at_its_first_call() -> None:
+    """Llama 4 norms queries and keys with one module: a tap there would catch both."""
+    model = wrap(tiny_model("llama4_text", torch.float64))
+    for point in ("q_norm_in.0", "q_norm_out.0", "k_norm_in.0", "k_norm_out.0"):
+        support = model.support(point)
+        assert not support.readable and "qk_norm runs several times in one pass" in support.reason
+    assert model.support("query.0").writable and model.support("key.0").writable

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from interp.circuits.graph import AttributionGraph
 from interp.circuits.graph_json import validate_document
 from interp.dictionaries import load_dictionaries
-from interp.engines import load
+from interp.engines import hooks, load
 from interp.models.anatomy import Anatomy, Sublayer
 from interp.models.checkpoint import fingerprint
 from interp.models.resolve import resolve
@@ -37,8 +37,9 @@ def test_doctor_checks_every_claim(interp: Interp, tiny: Path) -> None:
     outcome = interp("doctor", tiny)
     assert outcome.status == 0 and not outcome.err
     assert "all hold" in outcome.out and "FAIL" not in outcome.out
-    for proof in ("P1", "P2", "P3", "P4", "P5", "P6", "P8"):
+    for proof in ("P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8"):
         assert proof in outcome.out
+    assert "resid_mid echoes" in " ".join(outcome.out.split())
 
 
 def test_doctor_ends_with_status_1_when_a_claim_fails(
@@ -57,6 +58,21 @@ def test_doctor_ends_with_status_1_when_a_claim_fails(
     outcome = interp("doctor", tiny)
     assert outcome.status == 1 and not outcome.err
     assert "FAILS at 1" in outcome.out and "all hold" not in outcome.out
+
+
+def test_doctor_ends_with_status_1_when_a_write_is_lost(
+    interp: Interp, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    visit = hooks.Session._visit
+
+    def forgetful(session: hooks.Session, use: hooks.Use, x: torch.Tensor) -> torch.Tensor | None:
+        new = visit(session, use, x)
+        return x if use.address.name == "mlp_act" else new
+
+    monkeypatch.setattr(hooks.Session, "_visit", forgetful)
+    outcome = interp("doctor", tiny)
+    assert outcome.status == 1 and "A write at mlp_act at layer 1 is none" in outcome.out
+    assert "FAILS at 0, 1, 2" in outcome.out and "all hold" not in outcome.out
 
 
 def test_capture_saves_what_the_model_computes(interp: Interp, tiny: Path, tmp_path: Path) -> None:
