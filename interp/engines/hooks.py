@@ -13,7 +13,8 @@ from interp.edits import Edit
 from interp.errors import InterpError
 from interp.models.anatomy import MATRIX_SIDES, Tap
 from interp.models.attention import AttentionCall, observed, observed_softmax
-from interp.models.probe import Key
+from interp.models.inside import watched_functions
+from interp.models.rerun import by_position, pick, put, shares
 from interp.points import POINTS, Address
 
 _ORDER = {name: place for place, name in enumerate(POINTS)}
@@ -46,6 +47,8 @@ class Session:
         self.uses = sorted(uses, key=lambda use: _ORDER[use.address.name])
         self.captured: dict[Address, list[Tensor]] = defaultdict(list)
         self.now: Pass | None = None
+        self.aside = False
+        """Whether a module is being run once more for what its parts add: edits hold, nothing is captured."""
 
     @property
     def needs_matrix(self) -> bool:
@@ -64,6 +67,9 @@ class Session:
             own_softmax = [uses[0].tap.module for (_, side), uses in groups.items() if side == "softmax"]
             if own_softmax:
                 stack.enter_context(observed_softmax(own_softmax, self._watcher(groups, "softmax")))
+            functions = [uses[0].tap.module for (_, side), uses in groups.items() if side == "function"]
+            if functions:
+                stack.enter_context(watched_functions(functions, self._function_visitor(groups)))
             try:
                 for (_, side), uses in groups.items():
                     module = uses[0].tap.module
@@ -71,6 +77,8 @@ class Session:
                         handles.append(module.register_forward_pre_hook(self._before(uses), with_kwargs=True))
                     elif side == "output":
                         handles.append(module.register_forward_hook(self._after(uses)))
+                    elif side == "shares":
+                        handles.append(module.register_forward_hook(self._shares(uses), with_kwargs=True))
                 yield
             finally:
                 for handle in handles:
@@ -100,6 +108,29 @@ class Session:
 
         return hook
 
+    def _function_visitor(self, groups: dict[tuple[int, str], list[Use]]):
+        def visit(module: nn.Module, name: str, number: int, result: Any) -> Any:
+            for use in groups[id(module), "function"]:
+                if (name, number) == use.tap.inside:
+                    new = self._visit(use, pick(result, use.tap.key))
+                    result = result if new is None else put(result, use.tap.key, new)
+            return result
+
+        return visit
+
+    def _shares(self, uses: list[Use]):
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            assert self.now is not None
+            for use in uses:
+                self.aside = True
+                try:
+                    found = shares(use.tap, args, kwargs, *self.now.positions.shape)
+                finally:
+                    self.aside = False
+                self.captured[use.address].append(found)
+
+        return hook
+
     def _watcher(self, groups: dict[tuple[int, str], list[Use]], side: str):
         def watch(module: nn.Module, call: AttentionCall) -> None:
             for use in groups.get((id(module), side), ()):
@@ -114,10 +145,10 @@ class Session:
         """Capture and edit one tensor; the module's new tensor if it was edited."""
         assert self.now is not None
         batch, n_pos = self.now.positions.shape
-        shaped = x.view(batch, n_pos, *x.shape[1:]) if x.ndim == 2 and x.shape[0] == batch * n_pos else x
+        shaped = by_position(x, batch, n_pos)
         value = use.tap.read(shaped)
         if not use.edits:
-            if use.captured:
+            if use.captured and not self.aside:
                 own = value.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
                 self.captured[use.address].append(value if own else value.clone())
             return None
@@ -129,25 +160,9 @@ class Session:
                 value[row] = changed
             else:
                 value[row, :, edit.at.head] = changed
-        if use.captured:
+        if use.captured and not self.aside:
             self.captured[use.address].append(value.clone())
         return use.tap.write(shaped, value).reshape(x.shape)
-
-
-def pick(output: Any, key: Key) -> Tensor:
-    """The tensor of a module's output that `key` names."""
-    return output if key is None else output[key]
-
-
-def put(output: Any, key: Key, new: Tensor) -> Any:
-    """The module's output with that tensor exchanged."""
-    if key is None:
-        return new
-    if isinstance(output, tuple):
-        index = int(key)
-        return (*output[:index], new, *output[index + 1 :])
-    output[key] = new
-    return output
 
 
 def select(tensor: Tensor, address: Address) -> Tensor:

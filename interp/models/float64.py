@@ -18,7 +18,7 @@ class _Lift(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is Tensor.float:
             return args[0].to(torch.float64)
-        if func is Tensor.to or "dtype" in kwargs:
+        if func in (Tensor.to, Tensor.type) or "dtype" in kwargs:
             args = tuple(torch.float64 if a is torch.float32 else a for a in args)
             kwargs = {k: torch.float64 if v is torch.float32 else v for k, v in kwargs.items()}
         return func(*args, **kwargs)

@@ -13,9 +13,10 @@ from math import sqrt
 import torch
 from torch import Tensor
 
-from interp.models.anatomy import Anatomy, Refusal
+from interp.models.anatomy import Anatomy, Refusal, Routing
 from interp.models.equations import Sides, block_equations, normed, products, same
 from interp.models.norms import Norm
+from interp.models.routing_equations import routing_equations
 from interp.points import POINTS, Address
 
 LAMBDA = 4.0
@@ -91,7 +92,8 @@ def _claims(anatomy: Anatomy, captured: Captured) -> Iterator[Claim]:
         def at(name: str, layer: int = layer) -> Tensor | None:
             return get(name, layer)
 
-        for proof, equation, points, sides in block_equations(block, at):
+        routed = routing_equations(block.routing, at) if isinstance(block.routing, Routing) else ()
+        for proof, equation, points, sides in chain(block_equations(block, at), routed):
             yield from claim(proof, equation, layer, points, sides)
         if layer + 1 < len(anatomy.blocks):
             sides = same(at("resid_post"), get("resid_pre", layer + 1))

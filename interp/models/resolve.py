@@ -27,6 +27,7 @@ from interp.models.mixer import mixer_of
 from interp.models.neurons import neurons_of
 from interp.models.probe import Call, Trace, recording
 from interp.models.recognise import linear_of, norm_of
+from interp.models.routing import routing_of
 from interp.models.sublayers import Part, input_tap, output_tap, parts_of
 
 N_POS = 11
@@ -182,6 +183,7 @@ def _block(trace: Trace, stage: Stage) -> Block:
         parallel,
         steps=_steps(trace, stage, {id(attn): "attn_out_post", id(mlp): "mlp_out_post"}, parts),
         steps_to_mid=0 if isinstance(mid, Refusal) or mlp is None else mlp.sublayer.reads,
+        routing=routing_of(trace, mlp, N_POS) if mlp else no_mlp,
         **({"extra": extras[0].sublayer.contribution} if extras else {}),
     )
 
