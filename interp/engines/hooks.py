@@ -47,8 +47,8 @@ class Session:
         self.uses = sorted(uses, key=lambda use: _ORDER[use.address.name])
         self.captured: dict[Address, list[Tensor]] = defaultdict(list)
         self.now: Pass | None = None
-        self.aside = False
-        """Whether a module is being run once more for what its parts add: edits hold, nothing is captured."""
+        self.aside: nn.Module | None = None
+        """The module that is being run once more for what its parts add: edits inside hold, nothing is captured."""
 
     @property
     def needs_matrix(self) -> bool:
@@ -121,12 +121,12 @@ class Session:
     def _shares(self, uses: list[Use]):
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             assert self.now is not None
-            for use in uses:
-                self.aside = True
+            for use in uses if self.aside is None else ():
+                self.aside = module
                 try:
                     found = shares(use.tap, args, kwargs, *self.now.positions.shape)
                 finally:
-                    self.aside = False
+                    self.aside = None
                 self.captured[use.address].append(found)
 
         return hook
@@ -144,11 +144,13 @@ class Session:
     def _visit(self, use: Use, x: Tensor) -> Tensor | None:
         """Capture and edit one tensor; the module's new tensor if it was edited."""
         assert self.now is not None
+        if self.aside is use.tap.module and use.tap.side in ("input", "output"):
+            return None  # its edits are in the arguments already, or come after
         batch, n_pos = self.now.positions.shape
         shaped = by_position(x, batch, n_pos)
         value = use.tap.read(shaped)
         if not use.edits:
-            if use.captured and not self.aside:
+            if use.captured and self.aside is None:
                 own = value.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
                 self.captured[use.address].append(value if own else value.clone())
             return None
@@ -160,7 +162,7 @@ class Session:
                 value[row] = changed
             else:
                 value[row, :, edit.at.head] = changed
-        if use.captured and not self.aside:
+        if use.captured and self.aside is None:
             self.captured[use.address].append(value.clone())
         return use.tap.write(shaped, value).reshape(x.shape)
 

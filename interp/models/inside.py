@@ -15,7 +15,11 @@ from torch.overrides import TorchFunctionMode
 FUNCTIONS: dict[str, tuple[Callable[..., Any], ...]] = {
     "linear": (nn.functional.linear, torch.matmul, Tensor.matmul, torch.mm, Tensor.mm, Tensor.__matmul__),
     "softmax": (torch.softmax, nn.functional.softmax, Tensor.softmax),
+    "sigmoid": (torch.sigmoid, nn.functional.sigmoid, Tensor.sigmoid),
     "topk": (torch.topk, Tensor.topk),
+    "gather": (torch.gather, Tensor.gather),
+    "div": (torch.div, Tensor.div, Tensor.div_, Tensor.__truediv__, Tensor.__itruediv__),
+    "mul": (torch.mul, Tensor.mul, Tensor.mul_, Tensor.__mul__, Tensor.__rmul__, Tensor.__imul__),
 }
 _NAMES = {function: name for name, functions in FUNCTIONS.items() for function in functions}
 

@@ -89,7 +89,7 @@ def shares(tap: Tap, args: tuple[Any, ...], kwargs: dict[str, Any], batch: int, 
             return mask
 
         with writing(masking, only, batch, n_pos):
-            return by_position(pick(tap.module.forward(*args, **kwargs), tap.key), batch, n_pos).clone()
+            return by_position(pick(tap.module(*args, **kwargs), tap.key), batch, n_pos).clone()
 
     none = run(None)
     return torch.stack([run(slot) - none for slot in range(widths[0])], dim=2)

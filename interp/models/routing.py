@@ -31,7 +31,7 @@ class _Scoring:
 def routing_of(trace: Trace, part: Part, n_pos: int) -> Routing | Refusal:
     """The router and the experts of a sparse MLP; a Refusal where the MLP is dense or hides them."""
     if not selects(trace, part):
-        return Refusal("this block's MLP is dense, without router or experts", ("mlp_act", "mlp_out"))
+        return Refusal("this block's MLP is dense: it has no router", ("mlp_act", "mlp_out"))
     selection = selection_of(trace, part, n_pos)
     if selection is None:
         return Refusal("no selection of experts is seen in this block's MLP", NEAREST)
@@ -99,7 +99,7 @@ def _logits(trace: Trace, part: Part, scoring: _Scoring) -> Tap | Refusal:
         return Refusal("the router's linear map runs in no module of the MLP", NEAREST)
     if len(router.outputs) == 1 and linear_of(trace, router) is not None:
         return output_tap(router, next(iter(router.outputs)))
-    tap = function_tap(trace, router, "linear", node, None)
+    tap = function_tap(trace, part, scoring.op, node, None)
     return tap or Refusal("the router computes its logits by a function that is not known here", NEAREST)
 
 

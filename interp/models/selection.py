@@ -2,7 +2,7 @@
 
 The experts' call is the one that receives, beside hidden states, integers and floats of one shape [.., selected]. Where
 no call does, the router's output holds a score per expert that is zero but for the selected ones, or the selection is
-seen where the router calls `topk` and `softmax`.
+seen where `topk` and what follows it are called.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from interp.models.anatomy import Tap
-from interp.models.inside import FUNCTIONS, Inside, watched_functions
+from interp.models.inside import Inside, watched_functions
 from interp.models.probe import Call, Op, Trace
 from interp.models.rerun import pick
 from interp.models.sublayers import Part, input_tap, output_tap
@@ -96,22 +96,26 @@ def _picked(trace: Trace, part: Part, node: int) -> bool:
 
 
 def _called(trace: Trace, part: Part, n_pos: int) -> Selection | None:
-    """The last selection by rank of the part, and the softmax over what it selected."""
+    """The last selection by rank of the part, and the last numbers for each selected expert that it leads to."""
     first, last = part.first.ops[0], part.core.ops[1]
-    for op in reversed(trace.ops[first:last]):
-        if op.name != "topk" or _rows(trace.value[op.outputs[1]]) != n_pos:
-            continue
-        router = innermost(trace, part, op)
-        softmaxed = (c for c in trace.consumers.get(op.outputs[0], ()) if c.name in ("_softmax", "softmax"))
-        soft = next(softmaxed, None)
-        indices = None if router is None else function_tap(trace, router, "topk", op.outputs[1], 1)
-        weights = None
-        if router is not None and soft is not None:
-            weights = function_tap(trace, router, "softmax", soft.outputs[0], None)
-        if indices is not None and weights is not None and soft is not None:
-            nodes = op.outputs[1], soft.outputs[0]
-            chosen, given = (trace.value[node].reshape(n_pos, -1) for node in nodes)
-            return Selection(indices, weights, chosen, given, *nodes, told=False)
+    ops = [op for op in trace.ops[first:last] if op.outputs]
+    picked = next(
+        (op for op in reversed(ops) if op.name == "topk" and _rows(trace.value[op.outputs[1]]) == n_pos), None
+    )
+    if picked is None:
+        return None
+    values, chosen = picked.outputs
+    indices = function_tap(trace, part, picked, chosen, 1)
+    for op in reversed(ops):
+        node = op.outputs[0]
+        given = trace.value[node]
+        follows = {values, chosen} & trace.ancestors(node, since=values)
+        if given.shape == trace.value[chosen].shape and given.is_floating_point() and follows:
+            weights = function_tap(trace, part, op, node, 0 if op is picked else None)
+            if indices is None or weights is None:
+                return None
+            flat = (trace.value[chosen].reshape(n_pos, -1), given.reshape(n_pos, -1))
+            return Selection(indices, weights, *flat, chosen, node, told=False)
     return None
 
 
@@ -122,18 +126,20 @@ def innermost(trace: Trace, part: Part, op: Op) -> Call | None:
     return max(around, key=lambda call: call.depth, default=None)
 
 
-def function_tap(trace: Trace, call: Call, function: str, node: int, element: int | None) -> Tap | None:
-    """The function call inside `call` that gave the value of `node`, found by running the call again."""
-    value, found = trace.value[node], []
+def function_tap(trace: Trace, part: Part, op: Op, node: int, element: int | None) -> Tap | None:
+    """The function call that gave the value of `node`, found by running the module around the operation again."""
+    value, found = trace.value[trace.root(node)], []
+    call = innermost(trace, part, op)
+    if call is None:
+        return None
 
     def visit(module: nn.Module, name: str, number: int, result: Any) -> Any:
-        if name == function and not found:
+        if not found and (element is None) == isinstance(result, Tensor):
             given = pick(result, element)
             if given.numel() == value.numel() and torch.equal(given.reshape(value.shape), value):
-                found.append(Inside(function, number))
+                found.append(Inside(name, number))
         return result
 
-    assert function in FUNCTIONS
     with torch.no_grad(), watched_functions([call.module], visit):
         call.module(*call.args, **call.kwargs)
-    return Tap(call.path, call.module, "function", element, inside=found[0]) if found else None
+    return Tap(call.path, call.module, "function", element, inside=found[-1]) if found else None

@@ -153,10 +153,13 @@ class HeadOutputs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Largest:
-    """The largest entries of the last axis, in falling order: the weights of the selected among all experts."""
+    """The largest entries of the last axis, in falling order: the weights of the selected among all experts.
+
+    A write keeps the meaning for the rest of the pass only while the order stays: not open to edits.
+    """
 
     n: int
-    writable = True
+    writable = False
 
     def read(self, x: Tensor) -> Tensor:
         return x.topk(self.n).values
@@ -173,7 +176,7 @@ class LargestIndices:
     """Where the largest entries of the last axis are: which of all experts are selected."""
 
     n: int
-    writable = True
+    writable = False
 
     def read(self, x: Tensor) -> Tensor:
         return x.topk(self.n).indices
