@@ -39,7 +39,6 @@ def routing_of(trace: Trace, part: Part, n_pos: int) -> Routing | Refusal:
     if scoring is None:
         return Refusal("what selects this MLP's experts is no linear map's output", NEAREST)
     logits = trace.value[scoring.op.outputs[0]].reshape(n_pos, -1)
-    read = part.first.inputs[part.sublayer.read.key]
     sublayer = _sublayer(part)
     if isinstance(sublayer, Refusal) and not selection.told:
         return Refusal(f"what the selection does cannot be checked: {sublayer.reason}", NEAREST)
@@ -51,7 +50,7 @@ def routing_of(trace: Trace, part: Part, n_pos: int) -> Routing | Refusal:
         shares=_shares(trace, part, selection, sublayer),
         matrix=scoring.matrix,
         bias=scoring.bias,
-        of_input=trace.root(scoring.entered) == trace.root(read),
+        of_input=trace.root(scoring.entered) == trace.root(_read(part)),
         weighting=_weighting(trace, selection, logits),
         choice_bias=_choice_bias(trace, selection, scoring, logits.shape[-1]),
         n_groups=_groups(trace, selection, scoring, logits.shape),
@@ -153,14 +152,20 @@ def _sublayer(part: Part) -> Rerun | Refusal:
     return Rerun(call.module, args, kwargs, key, x.ndim == 2, raw.key)
 
 
+def _read(part: Part) -> int:
+    """What the MLP receives."""
+    return part.first.inputs[part.sublayer.read.key]
+
+
 def _shares(trace: Trace, part: Part, selection: Selection, sublayer: Rerun | Refusal) -> Tap | Refusal:
     """One expert's weight at a time; only where what two experts add together is what each adds alone."""
     if isinstance(sublayer, Refusal):
         return Refusal(f"the MLP cannot be run by itself, expert by expert: {sublayer.reason}", NEAREST)
-    read, first = trace.value[part.first.inputs[part.sublayer.read.key]], torch.arange(selection.given.shape[-1]) == 0
-    none, one, others, whole = (
-        sublayer(read.flatten(0, -2), (selection.weights, lambda old, keep=keep: old * keep.to(old)))
-        for keep in (first & ~first, first, ~first, first | ~first)
+    read, whole = (trace.value[node].flatten(0, -2) for node in (_read(part), part.raw_node))
+    first = torch.arange(selection.given.shape[-1]) == 0
+    none, one, others = (
+        sublayer(read, (selection.weights, lambda old, keep=keep: old * keep.to(old)))
+        for keep in (first & ~first, first, ~first)
     )
     scale = max(x.abs().amax().item() for x in (none, one, others, whole))
     if (one + others - none - whole).abs().amax().item() > 64 * torch.finfo(whole.dtype).eps * scale:

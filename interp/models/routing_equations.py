@@ -65,7 +65,7 @@ def _ranked(routing: Routing, logits: Tensor, chosen: Tensor) -> Sides:
 
 
 def _used(routing: Routing, sublayer: Rerun, at: At) -> Iterator[Equation]:
-    """The MLP by itself, with the selection handed to it: as captured, one expert at a time, none."""
+    """The MLP by itself, with the selection handed to it: as captured, none, one expert (another at each position)."""
     x, out = at("mlp_in"), at("mlp_out")
     indices, weights, shares = at("expert_indices"), at("expert_weights"), at("expert_out")
     told, given = routing.indices, routing.weights
@@ -88,12 +88,10 @@ def _used(routing: Routing, sublayer: Rerun, at: At) -> Iterator[Equation]:
     magnitude = (magnitude + _norm(none)).expand_as(out)
     sides = Sides(shares.sum(-2) + none, out, magnitude, terms)
     yield "P6", "sum of expert_out + MLP(mlp_in; no expert) = mlp_out", "expert_out", sides
-    alone = []
-    for slot in range(weights.shape[-1]):
-        only = torch.zeros_like(weights)
-        only[..., slot] = weights[..., slot]
-        alone.append(run(only) - none)
-    sides = Sides(torch.stack(alone, -2), shares, magnitude[..., None, :].expand_as(shares), terms)
+    turn = (torch.arange(len(weights), device=weights.device) % weights.shape[-1])[:, None]
+    alone = run(torch.zeros_like(weights).scatter(-1, turn, weights.gather(-1, turn))) - none
+    chosen = shares.gather(-2, turn[..., None].expand(-1, 1, shares.shape[-1])).squeeze(-2)
+    sides = Sides(alone, chosen, magnitude, terms)
     yield "P6", "MLP(mlp_in; one expert) - MLP(mlp_in; no expert) = expert_out", "expert_out", sides
 
 

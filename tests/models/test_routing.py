@@ -124,7 +124,8 @@ def test_the_four_points_are_those_of_the_formula(family: str) -> None:
 def test_shares_are_the_whole_output_but_for_the_shared_expert() -> None:
     got = captured("mixtral")
     assert close(got["expert_out"].sum(-2), got["mlp_out"])
-    got, mlp = captured("qwen2_moe"), sparse("qwen2_moe").module.get_submodule(f"model.layers.{LAYER}.mlp")
+    mlp: Any = sparse("qwen2_moe").module.get_submodule(f"model.layers.{LAYER}.mlp")
+    got = captured("qwen2_moe")
     shared = sigmoid(mlp.shared_expert_gate(got["mlp_in"])) * mlp.shared_expert(got["mlp_in"])
     assert shared.abs().max() > 1e-3 and close(got["expert_out"].sum(-2) + shared, got["mlp_out"])
 

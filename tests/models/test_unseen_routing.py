@@ -1,5 +1,7 @@
 """Experts in an architecture that nobody has seen: a list of modules, looped over, selected in one function."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -60,7 +62,7 @@ def test_each_share_is_the_members_own_output_times_its_weight(engine: EagerEngi
     names = ["mlp_in.1", "router_logits.1", "expert_weights.1", "expert_indices.1", "expert_out.1", "mlp_out.1"]
     got = engine.run([Request([7, 3, 50, 12], capture=names)])[0].capture
     x, logits, weights, who, shares, out = (got[name] for name in names)
-    block = engine.module.get_submodule("slabs.1.bend")
+    block: Any = engine.module.get_submodule("slabs.1.bend")
     assert torch.equal(who, logits.sigmoid().topk(K).indices)
     assert torch.allclose(weights.sum(-1), torch.full((4,), 1.7, dtype=torch.float64), rtol=1e-14)
     for p in range(4):
