@@ -11,7 +11,7 @@ from interp.models.norms import Norm
 from interp.models.probe import Key
 from interp.models.rerun import Rerun
 from interp.models.transforms import Scale, Step
-from interp.models.weighting import Weighting
+from interp.models.weighting import Ranking, Weighting
 from interp.points import Address
 
 Side = Literal["input", "output", "function", "shares", "attention", "softmax"]
@@ -215,8 +215,8 @@ class Routing:
     """Whether the linear map reads what the MLP receives, and not something made of it."""
     weighting: Weighting | Refusal
     """From logits to the selected experts' weights."""
-    choice_bias: Tensor | None
-    """[experts]: added to the scores for the selection alone."""
+    ranking: Ranking | None
+    """By what the selected are the best; None where it is no known function of the logits."""
     n_groups: int
     """Groups of experts of which only some take part in the selection; 1 where all do."""
     sublayer: Rerun | Refusal

@@ -191,7 +191,9 @@ def _block(trace: Trace, stage: Stage) -> Block:
 def _unread(stage: Stage, why: Refusal) -> Block:
     """A block of which only the ends are known."""
     boundary = (input_tap(stage.call, stage.input_key), output_tap(stage.call, stage.output_key))
-    return Block(stage.call.path, stage.call.module, stage.group, *boundary, why, why, why, why, why, False)
+    return Block(
+        stage.call.path, stage.call.module, stage.group, *boundary, why, why, why, why, why, False, routing=why
+    )
 
 
 def _steps(trace: Trace, stage: Stage, names: dict[int, str], parts: list[Part]) -> tuple[StreamStep, ...]:

@@ -12,7 +12,7 @@ from interp.models.recognise import linear_of
 from interp.models.rerun import Rerun
 from interp.models.selection import Selection, function_tap, innermost, selection_of, selects
 from interp.models.sublayers import Part, output_tap
-from interp.models.weighting import Weighting, fit
+from interp.models.weighting import Ranking, Weighting, fit, ranked_by
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "matmul", "linear")
 NEAREST = ("mlp_in", "mlp_out")
@@ -52,7 +52,7 @@ def routing_of(trace: Trace, part: Part, n_pos: int) -> Routing | Refusal:
         bias=scoring.bias,
         of_input=trace.root(scoring.entered) == trace.root(_read(part)),
         weighting=_weighting(trace, selection, logits),
-        choice_bias=_choice_bias(trace, selection, scoring, logits.shape[-1]),
+        ranking=_ranking(trace, selection, scoring, logits),
         n_groups=_groups(trace, selection, scoring, logits.shape),
         sublayer=sublayer,
     )
@@ -118,14 +118,16 @@ def _between(trace: Trace, selection: Selection, scoring: _Scoring) -> list[Op]:
     return [op for op in trace.ops if op.outputs and op.outputs[0] in behind and op.outputs[0] > start]
 
 
-def _choice_bias(trace: Trace, selection: Selection, scoring: _Scoring, n_experts: int) -> Tensor | None:
-    """A parameter with one number per expert that is added to the scores on the way to the selection."""
+def _ranking(trace: Trace, selection: Selection, scoring: _Scoring, logits: Tensor) -> Ranking | None:
+    """The logits, unless a parameter with one number per expert is added on the way to the selection."""
     for op in _between(trace, selection, scoring):
-        vectors = (_parameter(trace, node) for node in op.inputs) if op.name == "add" else ()
-        for vector in vectors:
-            if vector is not None and vector.numel() == n_experts:
-                return vector.reshape(-1)
-    return None
+        if op.name != "add" or len(op.inputs) != 2:
+            continue
+        for scores, added in (op.inputs, op.inputs[::-1]):
+            bias = _parameter(trace, added)
+            if bias is not None and bias.numel() == logits.shape[-1]:
+                return ranked_by(logits, trace.value[scores].reshape(logits.shape), bias.reshape(-1))
+    return Ranking(None, None)
 
 
 def _groups(trace: Trace, selection: Selection, scoring: _Scoring, shape: torch.Size) -> int:

@@ -28,8 +28,8 @@ def routing_equations(routing: Routing, at: At) -> Iterator[Equation]:
         if isinstance(routing.weighting, Weighting) and weights is not None:
             sides = _weighed(routing.weighting, logits, chosen, weights)
             yield "P6", f"{routing.weighting} = expert_weights", "router_logits expert_weights expert_indices", sides
-        if routing.choice_bias is None or isinstance(routing.weighting, Weighting):
-            sides = _ranked(routing, logits, chosen)
+        if routing.ranking is not None:
+            sides = _ranked(routing.ranking(logits), routing.n_groups, logits, chosen)
             yield "P6", "no expert left out scores above a selected one", "expert_indices", sides
     if isinstance(routing.sublayer, Rerun):
         yield from _used(routing, routing.sublayer, at)
@@ -48,13 +48,10 @@ def _weighed(rule: Weighting, logits: Tensor, chosen: Tensor, weights: Tensor) -
     return Sides(rule.weights(logits, chosen), weights, magnitude, logits.shape[-1])
 
 
-def _ranked(routing: Routing, logits: Tensor, chosen: Tensor) -> Sides:
+def _ranked(scores: Tensor, n_groups: int, logits: Tensor, chosen: Tensor) -> Sides:
     """How far the best expert that was left out is above the worst selected one; in a group with selected experts."""
-    scores = logits
-    if routing.choice_bias is not None and isinstance(routing.weighting, Weighting):
-        scores = routing.weighting.scores(logits) + routing.choice_bias.to(logits)
     selected = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, chosen, True)
-    groups = selected.unflatten(-1, (routing.n_groups, -1))
+    groups = selected.unflatten(-1, (n_groups, -1))
     reachable = groups.any(-1, keepdim=True).expand_as(groups).flatten(-2)
     worst = scores.masked_fill(~selected, float("inf")).amin(-1)
     best = scores.masked_fill(selected | ~reachable, float("-inf")).amax(-1)

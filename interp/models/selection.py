@@ -109,8 +109,9 @@ def _called(trace: Trace, part: Part, n_pos: int) -> Selection | None:
     for op in reversed(ops):
         node = op.outputs[0]
         given = trace.value[node]
-        follows = {values, chosen} & trace.ancestors(node, since=values)
-        if given.shape == trace.value[chosen].shape and given.is_floating_point() and follows:
+        if given.shape != trace.value[chosen].shape or not given.is_floating_point():
+            continue
+        if {values, chosen} & trace.ancestors(node, since=values):
             weights = function_tap(trace, part, op, node, 0 if op is picked else None)
             if indices is None or weights is None:
                 return None

@@ -1,4 +1,4 @@
-"""How a router makes its weights from its logits: which of the known functions, fitted to a recorded pass.
+"""How a router ranks and weighs experts by its logits: which of the known functions, fitted to a recorded pass.
 
 With s the scores of all experts (softmax or sigmoid of the logits), the weight of a selected expert e is s_e, or
 s_e / (sum of s over the selected + eps), times a constant.
@@ -44,6 +44,31 @@ class Weighting:
         if self.renormalized:
             chosen = chosen / (chosen.sum(-1, keepdim=True) + self.epsilon)
         return chosen * self.factor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ranking:
+    """By what the experts are ranked: their logits, or scores of these, plus a number per expert."""
+
+    kind: str | None
+    """A name in `SCORES`; None for the logits themselves."""
+    bias: Tensor | None
+    """[experts]"""
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """[..., experts] for [..., experts]."""
+        scores = logits if self.kind is None else SCORES[self.kind](logits)
+        return scores if self.bias is None else scores + self.bias.to(logits)
+
+
+def ranked_by(logits: Tensor, scores: Tensor, bias: Tensor) -> Ranking | None:
+    """The ranking whose bias is added to `scores`, which some known function makes of the logits."""
+    tolerance = 16 * torch.finfo(scores.dtype).eps
+    for kind in (None, *SCORES):
+        found = Ranking(kind, None)(logits.double())
+        if (found - scores.double()).abs().amax() <= tolerance * (1 + logits.abs().amax()) * found.abs().amax():
+            return Ranking(kind, bias)
+    return None
 
 
 def fit(logits: Tensor, indices: Tensor, weights: Tensor, factor: float) -> Weighting | None:

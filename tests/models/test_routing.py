@@ -19,6 +19,7 @@ from interp.models.anatomy import Refusal, Routing
 from interp.models.proofs import check, needed
 from interp.models.tiny import tiny_model
 from interp.models.transforms import Channels
+from interp.models.weighting import Ranking
 from interp.points import Address
 from tests.families.loaded import engine
 
@@ -139,8 +140,28 @@ def test_every_claim_about_experts_holds_in_float64(family: str) -> None:
     assert all(sparse(family).support(f"{point}.{layer}").readable for point in POINTS)
 
 
-def test_a_bias_for_the_choice_alone_and_an_epsilon_are_seen() -> None:
-    assert routing("deepseek_v3").choice_bias is not None and routing("mixtral").choice_bias is None
+BIASED = {"deepseek_v3": "sigmoid", "minimax_m2": "sigmoid", "ernie4_5_moe": "softmax", "kolibri1": None}
+"""Families that rank experts by their scores plus a bias of the choice alone; the last adds it to the logits."""
+
+
+@pytest.mark.parametrize("family", BIASED)
+def test_a_bias_of_the_choice_alone_is_part_of_the_ranking_and_not_of_the_weights(family: str) -> None:
+    model = tiny_model(family)
+    generator = torch.Generator().manual_seed(1)
+    for name, tensor in [*model.named_buffers(), *model.named_parameters()]:
+        if "correction_bias" in name:
+            tensor.copy_(torch.randn(tensor.shape, generator=generator))
+    biased = wrap(model, name=family)
+    found = biased.anatomy.blocks[LAYER].routing
+    assert isinstance(found, Routing) and found.ranking is not None and found.ranking.kind == BIASED[family]
+    assert all(biased.support(f"{point}.{LAYER}").readable for point in POINTS)
+    blocks = list(biased.anatomy.blocks)
+    blocks[LAYER] = replace(blocks[LAYER], routing=replace(found, ranking=Ranking(found.ranking.kind, None)))
+    faulty = EagerEngine(biased.module, None, replace(biased.anatomy, blocks=tuple(blocks), refused={}), biased.model)
+    assert any("left out" in c.equation and not c.holds for c in refuse_unproven(faulty))
+
+
+def test_the_epsilon_of_a_renormalisation_is_seen() -> None:
     assert str(routing("lfm2_moe", 2).weighting) == "sigmoid(router_logits)[expert_indices] over their sum + 1e-06"
 
 
