@@ -13,7 +13,7 @@ from interp.edits import Edit
 from interp.errors import InterpError
 from interp.models.anatomy import MATRIX_SIDES, Tap
 from interp.models.attention import AttentionCall, observed, observed_softmax
-from interp.models.inside import watched_functions
+from interp.models.inside import uncounted, watched_functions
 from interp.models.rerun import by_position, pick, put, shares
 from interp.points import POINTS, Address
 
@@ -89,7 +89,8 @@ class Session:
             for use in uses:
                 key = use.tap.key
                 x = args[key] if isinstance(key, int) else kwargs[str(key)]
-                new = self._visit(use, x)
+                with uncounted():
+                    new = self._visit(use, x)
                 if new is not None and isinstance(key, int):
                     args = (*args[:key], new, *args[key + 1 :])
                 elif new is not None:
@@ -101,7 +102,8 @@ class Session:
     def _after(self, uses: list[Use]):
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any):
             for use in uses:
-                new = self._visit(use, pick(output, use.tap.key))
+                with uncounted():
+                    new = self._visit(use, pick(output, use.tap.key))
                 if new is not None:
                     output = put(output, use.tap.key, new)
             return output

@@ -6,6 +6,7 @@ A router that scores, selects and weighs in one module passes none of its steps 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
@@ -36,6 +37,19 @@ class Inside(NamedTuple):
         return f"result of {self.function} {self.number}"
 
 
+_uncounted: ContextVar[bool] = ContextVar("uncounted_functions", default=False)
+
+
+@contextmanager
+def uncounted() -> Iterator[None]:
+    """Inside the context functions are called by us, reading or changing a tensor, and not by the module that runs."""
+    token = _uncounted.set(True)
+    try:
+        yield
+    finally:
+        _uncounted.reset(token)
+
+
 Visit = Callable[[nn.Module, str, int, Any], Any]
 """Takes the module, the function's name, its number and its result; gives the result to go on with."""
 
@@ -48,7 +62,7 @@ class _Watch(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        name = _NAMES.get(func) if self.running else None
+        name = _NAMES.get(func) if self.running and not _uncounted.get() else None
         if name is not None:
             for module, counts in reversed(self.running):
                 counts[name] += 1

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from interp.models.float64 import numerics
-from interp.models.inside import watched_functions
+from interp.models.inside import uncounted, watched_functions
 from interp.models.probe import Key
 
 if TYPE_CHECKING:
@@ -47,8 +47,9 @@ def writing(tap: Tap, change: Change, batch: int, n_pos: int) -> Iterator[None]:
     """Inside the context the point at `tap` has the value that `change` makes of its own."""
 
     def changed(x: Tensor) -> Tensor:
-        shaped = by_position(x, batch, n_pos)
-        return tap.write(shaped, change(tap.read(shaped)).to(shaped.dtype)).reshape(x.shape)
+        with uncounted():
+            shaped = by_position(x, batch, n_pos)
+            return tap.write(shaped, change(tap.read(shaped)).to(shaped.dtype)).reshape(x.shape)
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]):
         key = tap.key

@@ -72,6 +72,19 @@ def test_each_share_is_the_members_own_output_times_its_weight(engine: EagerEngi
     assert torch.allclose(shares.sum(-2) + block.always(x), out, rtol=0, atol=1e-12)
 
 
+def test_an_edit_at_the_router_is_no_function_call_of_the_mlp(engine: EagerEngine) -> None:
+    """Where the weights are known by the number of the multiplication that makes them, an edit's own must not count."""
+    names = ["router_logits.1", "expert_weights.1", "expert_indices.1", "expert_out.1", "mlp_out.1", "mlp_in.1"]
+    got = engine.run([Request([7, 3, 50], capture=names, edits=[Scale("router_logits.1", -0.5)])])[0].capture
+    best = got["router_logits.1"].sigmoid().topk(K)
+    assert torch.equal(got["expert_indices.1"], best.indices)
+    right = 1.7 * best.values / best.values.sum(-1, keepdim=True)
+    assert torch.allclose(got["expert_weights.1"], right, rtol=1e-13, atol=0)
+    block: Any = engine.module.get_submodule("slabs.1.bend")
+    rest = block.always(got["mlp_in.1"])
+    assert torch.allclose(got["expert_out.1"].sum(-2) + rest, got["mlp_out.1"], rtol=0, atol=1e-12)
+
+
 def test_a_write_where_no_module_passes_the_weights_on_takes_effect(engine: EagerEngine) -> None:
     names = ["expert_weights.1", "expert_out.1", "mlp_out.1"]
     plain, edited = engine.run(
