@@ -17,7 +17,7 @@ from interp.engines.batching import Batch, pad
 from interp.engines.hooks import Pass, Session, Use, held, pick, rows, select
 from interp.engines.writing import place_of
 from interp.errors import PointRefused, UserError
-from interp.models.anatomy import MATRIX_SIDES, Anatomy, Refusal, Tap
+from interp.models.anatomy import MATRIX_SIDES, Anatomy, Refusal, Routing, Tap
 from interp.models.float64 import numerics
 from interp.models.weights import BlockWeights, block_weights
 from interp.points import POINTS, Address, ModelInfo
@@ -159,6 +159,9 @@ class EagerEngine:
         if axis == "d_mlp" and layer is not None:
             neurons = self.anatomy.blocks[layer].neurons
             return None if isinstance(neurons, Refusal) else neurons.down.weight.shape[1]
+        routing = None if layer is None else self.anatomy.blocks[layer].routing
+        if isinstance(routing, Routing) and axis in ("experts", "selected"):
+            return routing.n_selected if axis == "selected" else routing.matrix.shape[0]
         model = self.model
         sizes = {"d_model": model.d_model, "d_head": model.d_head, "d_vocab": model.d_vocab}
         counts = {"heads": model.n_heads, "kv_heads": model.n_kv_heads, "streams": model.n_streams}

@@ -214,11 +214,17 @@ def _head_equations(anatomy: Anatomy, captured: Captured) -> Iterator[Equation]:
         yield "P4", "scale and cap of lm_head = logits", "lm_head logits", Sides(head.logits(own), logits, magnitude, 4)
 
 
+def _reads_tokens(anatomy: Anatomy, at: Address) -> bool:
+    """Whether the MLP that reads the point is handed the token ids, too."""
+    mlp = anatomy.blocks[at.layer or 0].mlp
+    return at.name == "mlp_in" and not isinstance(mlp, Refusal) and mlp.by_token
+
+
 def _functions(engine: EagerEngine, unread: Sequence[tuple[Row, Write, Capture]]) -> list[Claim]:
     """The same writes on another prompt: what follows from the point alone must be the same."""
     rows: dict[int, list[tuple[Write, Capture, Address]]] = {}
     for row, write, captured in unread:
-        after = FOLLOWS.get(write.at.name)
+        after = None if _reads_tokens(engine.anatomy, write.at) else FOLLOWS.get(write.at.name)
         after = Address(after, write.at.layer) if isinstance(after, str) else after
         if after is not None and engine.support(after).readable:
             rows.setdefault(id(row), []).append((write, captured, after))

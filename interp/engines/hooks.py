@@ -14,7 +14,9 @@ from interp.edits import Edit
 from interp.errors import InterpError
 from interp.models.anatomy import MATRIX_SIDES, Tap
 from interp.models.attention import AttentionCall, observed, observed_softmax
+from interp.models.inside import uncounted, watched_functions
 from interp.models.probe import Key
+from interp.models.rerun import by_position, pick, put, shares
 from interp.points import POINTS, Address
 
 _ACTIVE: ContextVar["Session | None"] = ContextVar("active_session", default=None)
@@ -52,6 +54,8 @@ class Session:
         self.captured: dict[Address, list[Tensor]] = defaultdict(list)
         self.streams: dict[Address, Tensor] = {}
         self.now: Pass | None = None
+        self.aside: nn.Module | None = None
+        """The module that is being run once more for what its parts add: edits inside hold, nothing is captured."""
 
     @property
     def needs_matrix(self) -> bool:
@@ -72,6 +76,9 @@ class Session:
             own_softmax = [uses[0].tap.module for (_, side), uses in groups.items() if side == "softmax"]
             if own_softmax:
                 stack.enter_context(observed_softmax(own_softmax, self._watcher(groups, "softmax")))
+            functions = [uses[0].tap.module for (_, side), uses in groups.items() if side == "function"]
+            if functions:
+                stack.enter_context(watched_functions(functions, self._function_visitor(groups)))
             try:
                 for (_, side), uses in groups.items():
                     module = uses[0].tap.module
@@ -79,6 +86,8 @@ class Session:
                         handles.append(module.register_forward_pre_hook(self._before(uses), with_kwargs=True))
                     elif side == "output":
                         handles.append(module.register_forward_hook(self._after(uses)))
+                    elif side == "shares":
+                        handles.append(module.register_forward_hook(self._shares(uses), with_kwargs=True))
                 for use in self.uses:
                     if use.stream is not None:  # registered last: it sees what the edits above have made of the stream
                         hook = self._remember(use.address, use.stream)
@@ -95,7 +104,8 @@ class Session:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]):
             for use in self._own(uses):
                 key = use.tap.key
-                new = self._visit(use, _argument(key, args, kwargs))
+                with uncounted():
+                    new = self._visit(use, _argument(key, args, kwargs))
                 if new is not None and isinstance(key, int):
                     args = (*args[:key], new, *args[key + 1 :])
                 elif new is not None:
@@ -114,10 +124,34 @@ class Session:
     def _after(self, uses: list[Use]):
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any):
             for use in self._own(uses):
-                new = self._visit(use, pick(output, use.tap.key))
+                with uncounted():
+                    new = self._visit(use, pick(output, use.tap.key))
                 if new is not None:
                     output = put(output, use.tap.key, new)
             return output
+
+        return hook
+
+    def _function_visitor(self, groups: dict[tuple[int, str], list[Use]]):
+        def visit(module: nn.Module, name: str, number: int, result: Any) -> Any:
+            for use in self._own(groups[id(module), "function"]):
+                if (name, number) == use.tap.inside:
+                    new = self._visit(use, pick(result, use.tap.key))
+                    result = result if new is None else put(result, use.tap.key, new)
+            return result
+
+        return visit
+
+    def _shares(self, uses: list[Use]):
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            assert self.now is not None
+            for use in self._own(uses) if self.aside is None else ():
+                self.aside = module
+                try:
+                    found = shares(use.tap, args, kwargs, *self.now.positions.shape)
+                finally:
+                    self.aside = None
+                self.captured[use.address].append(found)
 
         return hook
 
@@ -134,10 +168,12 @@ class Session:
     def _visit(self, use: Use, x: Tensor) -> Tensor | None:
         """Capture and edit one tensor; the module's new tensor if it was edited."""
         assert self.now is not None
+        if self.aside is use.tap.module and use.tap.side in ("input", "output"):
+            return None  # its edits are in the arguments already, or come after
         shaped = self._by_position(x)
         value = use.tap.read(shaped)
         if not use.edits:
-            if use.captured:
+            if use.captured and self.aside is None:
                 own = value.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
                 self.captured[use.address].append(value if own else value.clone())
             return None
@@ -148,7 +184,7 @@ class Session:
             one = edit.at.head if edit.at.stream is None else edit.at.stream
             where = (row,) if one is None else (row, slice(None), one)
             value[where] = edit.apply(value[where], self.now.positions[row])
-        if use.captured:
+        if use.captured and self.aside is None:
             self.captured[use.address].append(value.clone())
         if use.stream is not None:
             value = torch.where(value == before, addend, value - self.streams[use.address])
@@ -158,7 +194,7 @@ class Session:
         """[batch, pos, ...], also where the model has flattened the two into one axis."""
         assert self.now is not None
         batch, n_pos = self.now.positions.shape
-        return x.view(batch, n_pos, *x.shape[1:]) if x.ndim == 2 and x.shape[0] == batch * n_pos else x
+        return by_position(x, batch, n_pos)
 
 
 def _argument(key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
@@ -173,22 +209,6 @@ def held(address: Address) -> Address:
     if address.name == "resid_post" and address.stream is not None:
         return Address("resid_streams", address.layer)
     return address.whole
-
-
-def pick(output: Any, key: Key) -> Tensor:
-    """The tensor of a module's output that `key` names."""
-    return output if key is None else output[key]
-
-
-def put(output: Any, key: Key, new: Tensor) -> Any:
-    """The module's output with that tensor exchanged."""
-    if key is None:
-        return new
-    if isinstance(output, tuple):
-        index = int(key)
-        return (*output[:index], new, *output[index + 1 :])
-    output[key] = new
-    return output
 
 
 def select(tensor: Tensor, address: Address) -> Tensor:

@@ -1,18 +1,23 @@
 """Which module plays which role: the map from Addresses to live modules, found by `resolve` or written by hand."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch import Tensor, nn
 
+from interp.models.inside import Inside
 from interp.models.norms import Norm
 from interp.models.probe import Key
+from interp.models.rerun import Rerun
 from interp.models.transforms import Clip, Scale, Step
+from interp.models.weighting import Ranking, Weighting
 from interp.points import Address
 
-Side = Literal["input", "output", "attention", "softmax"]
-"""`attention`: what a registered attention function holds; `softmax`: what a module's own softmax takes and gives."""
+Side = Literal["input", "output", "function", "shares", "attention", "softmax"]
+"""`function`: what a torch function returns inside the module; `shares`: what each selected expert adds to the module's
+output; `attention`: what a registered attention function holds; `softmax`: what a module's own softmax takes and gives.
+"""
 MATRIX_SIDES = ("attention", "softmax")
 
 
@@ -26,15 +31,19 @@ class Tap:
     key: Key
     """Positional index, keyword or tuple element; a field of `AttentionCall` on the two attention sides."""
     steps: tuple[Step, ...] = ()
+    inside: Inside | None = None
+    """On the side `function`: which function call's result."""
+    masking: "Tap | None" = None
+    """On the side `shares`: the weights of the experts; all but one are zero while that one's share is computed."""
 
     @property
     def writable(self) -> bool:
-        return self.side not in MATRIX_SIDES and all(step.writable for step in self.steps)
+        return self.side not in (*MATRIX_SIDES, "shares") and all(step.writable for step in self.steps)
 
     @property
     def transform(self) -> str:
         """The steps in words; empty where the module's tensor is the point."""
-        return ", ".join(str(step) for step in self.steps)
+        return ", ".join(str(step) for step in (*((self.inside,) if self.inside else ()), *self.steps))
 
     def read(self, x: Tensor) -> Tensor:
         """The point's tensor, from the module's ([batch, pos, ...] both)."""
@@ -53,7 +62,7 @@ class Tap:
 
     def then(self, *steps: Step) -> "Tap":
         """This tap with further steps."""
-        return Tap(self.path, self.module, self.side, self.key, self.steps + steps)
+        return replace(self, steps=self.steps + steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +125,8 @@ class Sublayer:
     reads: int = 0
     """After how many of the block's stream steps it reads the stream."""
     stack: Stack | None = None
+    by_token: bool = False
+    """Whether it is handed integers, too: token ids that choose experts, positions."""
     unknown: str = ""
     """What stands between the stream and the module, where that is neither nothing nor a known norm."""
 
@@ -222,6 +233,31 @@ class Remix:
     point: str
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Routing:
+    """The inside of a sparse MLP: a linear map scores the experts, some are selected, their outputs are weighed."""
+
+    n_selected: int
+    logits: Tap | Refusal
+    weights: Tap | Refusal
+    indices: Tap | Refusal
+    shares: Tap | Refusal
+    """Each selected expert's weighted output."""
+    matrix: Tensor
+    """[experts, d_in]: the live parameter or a view of it."""
+    bias: Tensor | None
+    of_input: bool
+    """Whether the linear map reads what the MLP receives, and not something made of it."""
+    weighting: Weighting | Refusal
+    """From logits to the selected experts' weights."""
+    ranking: Ranking | None
+    """By what the selected are the best; None where it is no known function of the logits."""
+    n_groups: int
+    """Groups of experts of which only some take part in the selection; 1 where all do."""
+    sublayer: Rerun | Refusal
+    """The MLP by itself, to be run with a selection of experts that is handed to it."""
+
+
 StreamStep = Add | Weigh | Renorm | Remix
 
 
@@ -245,6 +281,7 @@ class Block:
     steps_to_mid: int = 0
     """How many of them lead to resid_mid; 0 where it does not exist."""
     extra: Tap | Refusal = Refusal("this block adds nothing to the stream but attention and MLP")
+    routing: Routing | Refusal = Refusal("this block has no sparse MLP", ("mlp_out",))
 
     @property
     def plain(self) -> bool:

@@ -48,6 +48,8 @@ class Call:
     kwargs: dict[str, Any]
     outputs: dict[Key, int] = field(default_factory=dict)
     order: int = 0
+    ops: tuple[int, int] = (0, 0)
+    """First operation that ran inside, and the first that ran after it."""
 
     @property
     def depth(self) -> int:
@@ -114,13 +116,14 @@ class Trace:
     def enter(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         inputs: dict[Key, int] = {i: self.node(a) for i, a in enumerate(args) if isinstance(a, Tensor)}
         inputs |= {name: self.node(value) for name, value in kwargs.items() if isinstance(value, Tensor)}
-        call = Call(path, module, inputs, args, kwargs, order=len(self.calls))
+        call = Call(path, module, inputs, args, kwargs, order=len(self.calls), ops=(len(self.ops), len(self.ops)))
         self.calls.append(call)
         self._by_path[path].append(call)
         return call
 
     def leave(self, call: Call, output: Any) -> None:
         call.outputs = {key: self.node(value) for key, value in output_tensors(output).items()}
+        call.ops = (call.ops[0], len(self.ops))
         for node in call.outputs.values():
             self._returned[self.root(node)].append(call)
 

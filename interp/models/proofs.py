@@ -13,10 +13,11 @@ from math import sqrt
 import torch
 from torch import Tensor
 
-from interp.models.anatomy import Anatomy, Head, Linear, Refusal
+from interp.models.anatomy import Anatomy, Head, Linear, Refusal, Routing
 from interp.models.equations import Equation, Sides, block_equations, normed, products, same
 from interp.models.float64 import numerics
 from interp.models.norms import Norm
+from interp.models.routing_equations import routing_equations
 from interp.models.transforms import Scale
 from interp.points import POINTS, STREAM_POINTS, Address
 
@@ -124,7 +125,14 @@ def judged(anatomy: Anatomy, layer: int | None, equation: Equation) -> Iterator[
 
 def block_equations_at(anatomy: Anatomy, get: Get, layer: int) -> Iterator[Equation]:
     """Every equation inside one block."""
-    return block_equations(anatomy.blocks[layer], lambda name: get(name, layer))
+    block = anatomy.blocks[layer]
+
+    def at(name: str) -> Tensor | None:
+        return get(name, layer)
+
+    yield from block_equations(block, at)
+    if isinstance(block.routing, Routing):
+        yield from routing_equations(block.routing, at)
 
 
 def boundary_equations(anatomy: Anatomy, get: Get, layer: int) -> Iterator[Equation]:

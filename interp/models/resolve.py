@@ -29,6 +29,7 @@ from interp.models.neurons import neurons_of
 from interp.models.probe import Call, Trace, recording
 from interp.models.proofs import needed
 from interp.models.recognise import linear_of, norm_of
+from interp.models.routing import routing_of
 from interp.models.sublayers import Part, input_tap, output_tap, parts_of
 
 N_POS = 11
@@ -195,6 +196,7 @@ def _block(trace: Trace, stage: Stage) -> Block:
         parallel,
         steps=_steps(trace, stage, {id(attn): "attn_out_post", id(mlp): "mlp_out_post"}, parts),
         steps_to_mid=0 if isinstance(mid, Refusal) or mlp is None else mlp.sublayer.reads,
+        routing=routing_of(trace, mlp, N_POS) if mlp else no_mlp,
         **({"extra": extras[0].sublayer.contribution} if extras else {}),
     )
 
@@ -202,7 +204,9 @@ def _block(trace: Trace, stage: Stage) -> Block:
 def _unread(stage: Stage, why: Refusal) -> Block:
     """A block of which only the ends are known."""
     boundary = (input_tap(stage.call, stage.input_key), output_tap(stage.call, stage.output_key))
-    return Block(stage.call.path, stage.call.module, stage.group, *boundary, why, why, why, why, why, False)
+    return Block(
+        stage.call.path, stage.call.module, stage.group, *boundary, why, why, why, why, why, False, routing=why
+    )
 
 
 def _steps(trace: Trace, stage: Stage, names: dict[int, str], parts: list[Part]) -> tuple[StreamStep, ...]:

@@ -111,6 +111,7 @@ def _part(
         post_norm_input=post_norm_input,
         multiplier=source.factor,
         entry=entry.tap,
+        by_token=not all(trace.value[node].is_floating_point() for node in entry.call.inputs.values()),
         unknown=entry.unknown,
         reads=_steps_before(trace, stage, entry.tap),
         stack=stack,

@@ -129,6 +129,14 @@ def _block_tap(block: Block, name: str) -> Tap | Refusal:
             return block.extra
         case "mlp_pre_linear":
             return _part(neurons, lambda n: n.pre_linear)
+        case "router_logits":
+            return _part(block.routing, lambda r: r.logits)
+        case "expert_weights":
+            return _part(block.routing, lambda r: r.weights)
+        case "expert_indices":
+            return _part(block.routing, lambda r: r.indices)
+        case "expert_out":
+            return _part(block.routing, lambda r: r.shares)
         case "resid_streams":
             return block.output if _stacked(block) else Refusal(ONE_STREAM, ("resid_post",))
         case "attn_stream_collapse" | "attn_stream_write" | "attn_stream_mix":
@@ -136,15 +144,7 @@ def _block_tap(block: Block, name: str) -> Tap | Refusal:
         case "mlp_stream_collapse" | "mlp_stream_write" | "mlp_stream_mix":
             return _part(mlp, lambda s: _on_stack(s, name))
         case _:
-            return Refusal(_ABSENT.get(name, "this block has nothing of that kind"), ("mlp_out", "resid_post"))
-
-
-_ABSENT = {
-    "router_logits": "no router was found in this block's MLP",
-    "expert_weights": "no router was found in this block's MLP",
-    "expert_indices": "no router was found in this block's MLP",
-    "expert_out": "no router was found in this block's MLP",
-}
+            return Refusal("this block has nothing of that kind", ("mlp_out", "resid_post"))
 
 
 def _stacked(block: Block) -> bool:

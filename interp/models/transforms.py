@@ -183,3 +183,40 @@ class HeadOutputs:
 
     def __str__(self) -> str:
         return "each head through the output projection"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Largest:
+    """The largest entries of the last axis, in falling order: the weights of the selected among all experts.
+
+    A write keeps the meaning for the rest of the pass only while the order stays: not open to edits.
+    """
+
+    n: int
+    writable = False
+
+    def read(self, x: Tensor) -> Tensor:
+        return x.topk(self.n).values
+
+    def write(self, x: Tensor, new: Tensor) -> Tensor:
+        return x.scatter(-1, x.topk(self.n).indices, new)
+
+    def __str__(self) -> str:
+        return f"the {self.n} largest"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LargestIndices:
+    """Where the largest entries of the last axis are: which of all experts are selected."""
+
+    n: int
+    writable = False
+
+    def read(self, x: Tensor) -> Tensor:
+        return x.topk(self.n).indices
+
+    def write(self, x: Tensor, new: Tensor) -> Tensor:
+        return torch.zeros_like(x).scatter(-1, new.long(), x.topk(self.n).values)
+
+    def __str__(self) -> str:
+        return f"places of the {self.n} largest"
