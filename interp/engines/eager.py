@@ -4,6 +4,7 @@ import importlib.metadata
 import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,7 +18,9 @@ from interp.engines.hooks import Pass, Session, Use, pick, rows, select
 from interp.errors import PointRefused, UserError
 from interp.models.anatomy import MATRIX_SIDES, Anatomy, Refusal, Tap
 from interp.models.float64 import numerics
+from interp.models.places import layout_of
 from interp.models.weights import BlockWeights, block_weights
+from interp.names import Layout
 from interp.points import POINTS, Address, ModelInfo
 
 HEAD_POINTS = frozenset({"lm_head", "logits"})
@@ -77,6 +80,11 @@ class EagerEngine:
         if not POINTS[address.name].writable or not tap.writable:
             return Refusal("the value is computed inside a module, not passed on by it")
         return tap
+
+    @cached_property
+    def layout(self) -> Layout:
+        """What `interp.names` needs to translate other tools' names for this model; takes one short pass."""
+        return layout_of(self.anatomy, self.model)
 
     def run(self, requests: Sequence[Request]) -> list[Result]:
         """One Result per Request; raises `UserError` or `PointRefused` before any forward pass."""
