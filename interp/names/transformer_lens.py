@@ -163,7 +163,7 @@ def _of_input(layout: Layout, block: BlockFacts, layer: int, name: str) -> Answe
     return Answer(Address("attn_in", layer))
 
 
-def _recomputed(point: str) -> Rule:
+def _recomputed(point: str, legacy: bool = False) -> Rule:
     """Scores and rotated heads, which the bridge computes beside the model where it knows the attention's form."""
 
     def rule(layout: Layout, block: BlockFacts, layer: int, name: str) -> Answer:
@@ -175,10 +175,10 @@ def _recomputed(point: str) -> Rule:
                     f"hook on the probabilities, or rotates by a rule of its own; nearest: attn_probs.{layer}."
                 )
             return answer._replace(note="masked entries may hold another large negative number")
-        if block.rotation != "halves" or not block.direct or block.fused:
+        if block.rotation != "halves" or not block.direct or (block.fused and not legacy):
             raise NameRefused(
-                f"{name!r} is not {answer.address} here: the bridge fires it where separate projections are turned "
-                f"by halves, with cosines and sines that the attention receives; nearest: query.{layer}, key.{layer}."
+                f"{name!r} is not {answer.address} here: it is where projections are turned by halves, with cosines "
+                f"and sines that the attention receives (the bridge: if they are separate); nearest: query.{layer}."
             )
         return answer
 
@@ -296,8 +296,8 @@ BRIDGE: dict[str, tuple[Rule, str]] = {
     },
 }
 LEGACY: dict[str, tuple[Rule, str]] = {
-    "attn.hook_rot_q": (_recomputed("query_rot"), "the kind of attention"),
-    "attn.hook_rot_k": (_recomputed("key_rot"), "the kind of attention"),
+    "attn.hook_rot_q": (_recomputed("query_rot", legacy=True), "the kind of attention"),
+    "attn.hook_rot_k": (_recomputed("key_rot", legacy=True), "the kind of attention"),
     "attn.hook_result": (_point("head_out", "exists once use_attn_result is set"), "the kind of attention"),
     "mlp.hook_pre": (_neurons("mlp_pre", None), "whether the block has neurons or experts"),
     "mlp.hook_post": (_neurons("mlp_act", None), "whether the block has neurons or experts"),
@@ -431,6 +431,4 @@ def _axes(layout: Layout | None, address: Address) -> str:
 
 def _unknown(name: str, legacy: bool) -> NameRefused:
     tool = "TransformerLens 2.x" if legacy else "TransformerLens' bridge"
-    return NameRefused(
-        f"{name!r} has no meaning that is known here as a hook of {tool}; `interp points` lists our names."
-    )
+    return NameRefused(f"{name!r} has no meaning that is known here as a hook of {tool}.")

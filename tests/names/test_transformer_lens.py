@@ -48,6 +48,18 @@ def test_a_name_that_is_handed_out_exists(family: str, transformer_lens: Peer) -
             assert spelling.name in cache or "exists once" in spelling.note, f"{family}: {address} as {spelling.name}"
 
 
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neox_parallel", "gpt_neox_sequential", "qwen3"])
+def test_every_name_of_the_legacy_class(family: str, transformer_lens: Peer) -> None:
+    """The class of 3.x differs from that of 2.x in one thing: LayerNorm fires hook_normalized before gain and bias."""
+    tensors = transformer_lens(f"{family}.legacy")
+    found = compare("transformer_lens_legacy", family, tensors)
+    moved = [line for line in found.wrong if "hook_normalized" in line]
+    assert found.wrong == moved and len(moved) == (0 if family == "qwen3" else 2 * N_LAYERS + 1)
+    names = [line.split(" ")[0] for line in moved]
+    assert not compare("transformer_lens", family, {name: tensors[name] for name in names}).wrong
+    assert {"blocks.1.hook_mlp_in", "blocks.1.attn.hook_result", "blocks.1.mlp.hook_post"} <= set(found.translated)
+
+
 def test_the_comparison_notices_a_neighbour(transformer_lens: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the raw output in place of the contribution, the comparison fails where that matters, and only there."""
     from interp.names import transformer_lens as rules
