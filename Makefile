@@ -1,7 +1,7 @@
 # What a person types in a fresh clone. Works with GNU make 3.81 (macOS) and in folders whose path contains spaces.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test lint types docs families bench clean
+.PHONY: help setup peers demo test lint types docs families bench clean
 
 # What `make setup` installs; the exact versions are in constraints.txt.
 EXTRAS := dev,demo,train
@@ -39,10 +39,25 @@ $(SETUP): pyproject.toml constraints.txt Makefile
 	touch $@; \
 	echo "Setup took $$(( $$(date +%s) - started )) s; .venv/bin/interp --help lists the commands."
 
+# Other tools that tests compare with. Their pins clash, so each has an environment of its own; what it does not bring it
+# finds in .venv, whose folder a .pth file names.
+PEERS := transformer_lens nnterp
+PEER_PATH := import os, sys, sysconfig; own = sysconfig.get_path("purelib", vars={"base": sys.argv[1]}); \
+	open(own + "/project.pth", "w").write(os.path.relpath(sysconfig.get_path("purelib"), own) + "\n")
+
+peers: $(PEERS:%=.peers/%/.setup-done) ## create the environments of the tools that tests compare with (a minute)
+
+.peers/%/.setup-done: tests/peers/%.txt $(SETUP)
+	rm -rf ".peers/$*"
+	.venv/bin/python -m venv --without-pip ".peers/$*"
+	.venv/bin/python -c '$(PEER_PATH)' ".peers/$*"
+	.venv/bin/python -m pip --disable-pip-version-check --python ".peers/$*" install -c constraints.txt -r "tests/peers/$*.txt"
+	touch $@
+
 demo: setup ## from a real model to an attribution graph (12 minutes, then one)
 	@.venv/bin/interp demo $(ARGS)
 
-test: setup lint types ## everything that CI runs (at most 15 minutes)
+test: setup peers lint types ## everything that CI runs (at most 15 minutes)
 	.venv/bin/python -m interp.scripts.docs --check
 	.venv/bin/python -m pytest --durations=10 $(ARGS)
 
@@ -63,6 +78,6 @@ families: setup ## prove a tiny model of every causal-LM type and write docs/fam
 bench: setup ## the benchmark tables
 	.venv/bin/python -m benchmarks $(ARGS)
 
-clean: ## remove .venv and the tools' caches (converted models stay in the user's cache)
-	rm -rf .venv .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist
+clean: ## remove .venv, .peers and the tools' caches (converted models stay in the user's cache)
+	rm -rf .venv .peers .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist
 	find interp tests -name __pycache__ -prune -exec rm -rf {} +

@@ -5,6 +5,7 @@ import inspect
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,7 +20,9 @@ from interp.engines.writing import place_of
 from interp.errors import PointRefused, UserError
 from interp.models.anatomy import MATRIX_SIDES, Anatomy, Refusal, Routing, Tap
 from interp.models.float64 import numerics
+from interp.models.places import layout_of
 from interp.models.weights import BlockWeights, block_weights
+from interp.names import Layout
 from interp.points import POINTS, Address, ModelInfo
 
 LOGGER = logging.getLogger("interp")
@@ -71,6 +74,11 @@ class EagerEngine:
             return Support(False, False, tap.reason)
         place = place_of(self.anatomy, address, tap)
         return Support(True, not isinstance(place, Refusal), place.reason if isinstance(place, Refusal) else "")
+
+    @cached_property
+    def layout(self) -> Layout:
+        """What `interp.names` needs to translate other tools' names for this model; takes one short pass."""
+        return layout_of(self.anatomy, self.model)
 
     def run(self, requests: Sequence[Request]) -> list[Result]:
         """One Result per Request; raises `UserError` or `PointRefused` before any forward pass."""

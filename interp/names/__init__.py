@@ -1,5 +1,7 @@
 """Other tools' names for the places that an Address names."""
 
-from interp.names.table import TOOLS, names_of, point_of
+from interp.names.answer import Answer, NameRefused, Spelling
+from interp.names.layout import Layout
+from interp.names.translate import TOOLS, meanings, names_of, point_of, read, spell
 
-__all__ = ["TOOLS", "names_of", "point_of"]
+__all__ = ["TOOLS", "Answer", "Layout", "NameRefused", "Spelling", "meanings", "names_of", "point_of", "read", "spell"]

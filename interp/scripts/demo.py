@@ -112,8 +112,11 @@ def _trap(engine) -> None:
     ]
     say(f"The trap: raw MLP output (mlp_out) against what is added to the stream (mlp_out_post): {'; '.join(figures)}.")
     for point, meaning in (("mlp_out", "raw"), ("mlp_out_post", "added")):
-        names = [f"{TOOLS[tool]} {name}" for tool in TOOLS for name in names_of(Address(point, layers[1]), tool)]
-        say(f"  {point}.{layers[1]} ({meaning}) is called: {', '.join(names)}.")
+        address = Address(point, layers[1])
+        names = [
+            f"{title} {name[0]}" for tool, title in TOOLS.items() if (name := names_of(address, tool, engine.layout))
+        ]
+        say(f"  {address} ({meaning}) is called: {', '.join(names)}.")
 
 
 def _circuit(config: Demo, engine, folder: Path) -> None:

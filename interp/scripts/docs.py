@@ -44,8 +44,8 @@ def pages() -> dict[str, str]:
 
 def points_page() -> str:
     """The table of points and other tools' names for them."""
-    from interp.names.table import NAMES, TOOLS
-    from interp.points import POINTS
+    from interp.names import TOOLS, names_of
+    from interp.points import POINTS, Address
     from interp.points import table as definitions
 
     notation = (definitions.__doc__ or "").split("\n\n", 1)[1].strip()
@@ -70,10 +70,17 @@ def points_page() -> str:
         "",
         "## Names in other tools that mean the same on every family",
         "",
-        "| tool | name | point |",
+        "All others depend on the model: `interp names NAME --model MODEL` translates them, `docs/names.md` says why.",
+        "",
+        "| point | tool | names |",
         "|---|---|---|",
     ]
-    lines += [f"| {TOOLS[n.tool]} | `{n.pattern.format(l='N')}` | `{n.point}` |" for n in NAMES]
+    layer = 4321
+    for point in POINTS.values():
+        for tool, title in TOOLS.items():
+            names = names_of(Address(point.name, layer if point.per_layer else None), tool)
+            spelled = ", ".join(f"`{name.replace(str(layer), 'N')}`" for name in names)
+            lines += [f"| `{point.name}` | {title} | {spelled} |"] if names else []
     return "\n".join(lines) + "\n"
 
 

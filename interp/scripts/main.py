@@ -4,12 +4,13 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from interp.scripts import capture, demo, doctor, points, trace, train_transcoders
+from interp.scripts import capture, demo, doctor, names, points, trace, train_transcoders
 from interp.scripts.console import finish
 
 COMMANDS: dict[str, tuple[type, Callable[[Any], int | None]]] = {
     "points": (points.Points, points.run),
     "doctor": (doctor.Doctor, doctor.run),
+    "names": (names.Names, names.run),
     "capture": (capture.CaptureCommand, capture.run),
     "train-transcoders": (train_transcoders.TrainTranscoders, train_transcoders.run),
     "trace": (trace.Trace, trace.run),

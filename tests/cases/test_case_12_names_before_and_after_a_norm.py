@@ -10,7 +10,7 @@ from tests.families.loaded import engine
 
 
 @pytest.mark.parametrize("name", ["blocks.1.hook_mlp_in", "blocks.1.hook_attn_in"])
-def test_the_legacy_names_of_the_stream_are_refused(name: str) -> None:
+def test_the_names_of_the_stream_are_refused_without_a_model(name: str) -> None:
     with pytest.raises(UserError, match="no meaning that holds on every family"):
         point_of(name, "transformer_lens")
 
@@ -24,6 +24,8 @@ def test_the_legacy_names_of_the_stream_are_refused(name: str) -> None:
 )
 def test_what_the_mlp_receives_is_the_norm_of_the_stream(family: str, stream: str, norm: str) -> None:
     model, address = engine(family), point_of("blocks.1.mlp.hook_in", "transformer_lens")
+    for tool in ("transformer_lens", "transformer_lens_legacy"):
+        assert str(point_of("blocks.1.hook_mlp_in", tool, model.layout)) == stream
     (result,) = model.run([Request([7, 3, 99], capture=[stream, address])])
     with torch.no_grad(), model.numerics():
         assert torch.equal(model.module.get_submodule(norm)(result.capture[stream]), result.capture[address])

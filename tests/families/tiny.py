@@ -92,6 +92,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "experts_implementation": "eager",
         },
     ),
+    "mixtral": ("mixtral", _LLAMA | {"num_local_experts": 4, "experts_implementation": "eager"}),
     "gptj": ("gptj", _GPT2 | {"rotary_dim": 4}),
     "opt": (
         "opt",

@@ -166,7 +166,7 @@ def test_trace_explains_the_token_that_is_asked_for(
 def test_every_command_explains_its_flags(interp: Interp) -> None:
     outcome = interp("--help")
     assert outcome.status == 0
-    for command in ("points", "doctor", "capture", "train-transcoders", "trace", "demo"):
+    for command in ("points", "doctor", "names", "capture", "train-transcoders", "trace", "demo"):
         assert command in outcome.out
         assert interp(command, "--help").status == 0
 
