@@ -221,7 +221,12 @@ def select(tensor: Tensor, address: Address) -> Tensor:
 
 
 def rows(stored: list[Tensor], address: Address, row: int, span: slice, n_new: int) -> Tensor:
-    """One prompt's real rows out of the batch's captures: its span of the first pass, one row of each later pass."""
+    """One prompt's real rows out of the batch's captures: its span of the first pass, one row of each later pass.
+
+    Raises `InterpError` where the point's module did not run.
+    """
+    if not stored:
+        raise InterpError(f"{address}: the module that holds it did not run in this pass.")
     if address.name in ("attn_scores", "attn_probs"):
         return stored[0][row][:, span, span]
     first = stored[0][row, span]

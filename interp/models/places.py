@@ -164,7 +164,9 @@ def _block(trace: Trace, block: Block, queries: dict[str, Tensor | None]) -> Blo
 
 def _one_module(sublayer: Sublayer | None) -> str | None:
     """The sublayer's module, where one module reads and returns everything."""
-    if sublayer is None or not f"{sublayer.read.path}.".startswith(f"{sublayer.path}."):
+    if sublayer is None or isinstance(sublayer.read, Refusal):
+        return None
+    if not f"{sublayer.read.path}.".startswith(f"{sublayer.path}."):
         return None
     return sublayer.path
 
