@@ -29,17 +29,20 @@ class Edit:
         """Whether the tensor has a row of its own for every position, at a point with `n_axes` axes per position."""
         return False
 
-    def change(self, value: Tensor, positions: Tensor) -> Tensor:
-        """The new value of `value`, [pos, ..., width], whose rows stand at the absolute `positions`, [pos]."""
+    def change(self, value: Tensor, positions: Tensor, axis: int = 0) -> Tensor:
+        """The new value of `value`, [pos, ..., width], whose rows stand at the absolute `positions`, [pos].
+
+        An attention matrix, [heads, query, key], has its positions at `axis` 1.
+        """
         raise UserError(f"{type(self).__name__} says where to edit but not how; use Add, Scale, Replace or Ablate.")
 
-    def apply(self, value: Tensor, positions: Tensor) -> Tensor:
-        """`value` ([pos, ..., width]) changed where its absolute `positions` ([pos]) are selected."""
-        new = self.change(value, positions)
+    def apply(self, value: Tensor, positions: Tensor, axis: int = 0) -> Tensor:
+        """`value` ([pos, ..., width]) changed where its absolute `positions` ([pos], along `axis`) are selected."""
+        new = self.change(value, positions, axis)
         if self.positions is None:
             return new
         chosen = torch.isin(positions, torch.tensor(self.positions, device=positions.device))
-        return torch.where(chosen.view(-1, *(1,) * (value.ndim - 1)), new, value)
+        return torch.where(chosen.view(-1, *(1,) * (value.ndim - 1 - axis)), new, value)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +56,7 @@ class Add(Edit):
     def tensor(self) -> Tensor:
         return self.vector
 
-    def change(self, value: Tensor, positions: Tensor) -> Tensor:
+    def change(self, value: Tensor, positions: Tensor, axis: int = 0) -> Tensor:
         return value + self.scale * self.vector.to(value)
 
 
@@ -63,13 +66,16 @@ class Scale(Edit):
 
     factor: float
 
-    def change(self, value: Tensor, positions: Tensor) -> Tensor:
+    def change(self, value: Tensor, positions: Tensor, axis: int = 0) -> Tensor:
         return value * self.factor
 
 
 @dataclass(frozen=True, eq=False)
 class Replace(Edit):
-    """A new value: [width] for all positions, or [pos, width], whose row p is for the absolute position p."""
+    """A new value: [width] for all positions, or [pos, width], whose row p is for the absolute position p.
+
+    An attention matrix is given as it is captured, [heads, query, key], or one head of it, [query, key].
+    """
 
     value: Tensor
 
@@ -80,9 +86,9 @@ class Replace(Edit):
     def by_position(self, n_axes: int) -> bool:
         return self.value.ndim == n_axes + 1
 
-    def change(self, value: Tensor, positions: Tensor) -> Tensor:
+    def change(self, value: Tensor, positions: Tensor, axis: int = 0) -> Tensor:
         new = self.value.to(value)
-        if self.by_position(value.ndim - 1):
+        if axis == 0 and self.by_position(value.ndim - 1):
             new = new[positions.clamp(max=len(new) - 1)]  # rows beyond the last are unselected positions
         return new.expand_as(value)
 
@@ -91,7 +97,7 @@ class Replace(Edit):
 class Ablate(Edit):
     """Zero."""
 
-    def change(self, value: Tensor, positions: Tensor) -> Tensor:
+    def change(self, value: Tensor, positions: Tensor, axis: int = 0) -> Tensor:
         return torch.zeros_like(value)
 
 

@@ -118,6 +118,8 @@ class EagerEngine:
             )
         for edit in request.edits:
             plan[edit.at] = self._editable(edit, length)
+            if request.max_new_tokens and plan[edit.at].side in MATRIX_SIDES:
+                raise UserError(f"{edit.at} is written on a finished sequence: run it again with max_new_tokens=0.")
         return plan
 
     def _tap(self, address: Address) -> Tap:
@@ -145,6 +147,11 @@ class EagerEngine:
         if edit.tensor is None:
             return
         given, at = list(edit.tensor.shape), edit.at
+        if POINTS[at.name].matrix:
+            square = [length, length] if at.head is not None else [self.model.n_heads, length, length]
+            if given not in ([length], square):
+                raise UserError(f"The tensor for {at} has shape {given}; give {square}, or {[length]} for all queries.")
+            return
         shape = [self._size(axis, at.layer) for axis in POINTS[at.name].shape]
         if at.head is not None or (at.stream is not None and POINTS[at.name].shape[0] == "streams"):
             del shape[0]
@@ -188,8 +195,8 @@ class EagerEngine:
         return ids.tolist()
 
     def _batch(self, requests: list[Request], plans: list[dict[Address, Tap]]) -> list[Result]:
-        session = Session(self._uses(requests, plans))
         prompts = [self._prompt(request) for request in requests]
+        session = Session(self._uses(requests, plans), list(map(len, prompts)))
         n_new = max(request.max_new_tokens for request in requests)
         batch = pad(prompts, self.device, front=n_new > 0)
         wants_logits = any(r.return_logits for r in requests) or any(

@@ -61,14 +61,22 @@ class Write(Edit):
     before: list[Tensor] = field(default_factory=list)
     value: list[Tensor] = field(default_factory=list)
 
-    def change(self, value: Tensor, positions: Tensor) -> Tensor:
+    def change(self, value: Tensor, positions: Tensor, axis: int = 0) -> Tensor:
         self.before.append(value.clone())
         if not self.value:
-            size = float(value.double().square().mean().sqrt()) or 1.0
             generator = torch.Generator().manual_seed(1 + (self.at.layer or 0))
-            noise = torch.randn(value.shape, generator=generator, dtype=torch.float64)
-            self.value.append((size * noise).to(value))
+            noise = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value.device)
+            self.value.append(self._new(value, noise).to(value))
         return self.value[0]
+
+    def _new(self, value: Tensor, noise: Tensor) -> Tensor:
+        """Other probabilities stay positive where they were, and what is masked stays so."""
+        if self.at.name == "attn_probs":
+            return value * (0.5 + noise.sigmoid())
+        seen = value > torch.finfo(value.dtype).min / 2
+        if self.at.name == "attn_scores":
+            return torch.where(seen, value + noise, value.double())
+        return noise * (float(value.double().square().mean().sqrt()) or 1.0)
 
 
 class Row(NamedTuple):
@@ -178,7 +186,7 @@ def _undone(held: Tensor, at: Address, before: Tensor) -> Tensor:
     if at.head is None:
         return before
     held = held.clone()
-    held[:, at.head] = before
+    held[at.head if POINTS[at.name].matrix else (slice(None), at.head)] = before
     return held
 
 

@@ -47,13 +47,15 @@ class Pass:
 class Session:
     """The taps of one batch; `captured` collects one copy per pass and point, [batch, pos, ...]."""
 
-    def __init__(self, uses: Sequence[Use]) -> None:
+    def __init__(self, uses: Sequence[Use], lengths: Sequence[int]) -> None:
         # Points that share a tensor (mlp_out and mlp_out_post where nothing stands between) are visited in the order of
         # the table, which is that of the forward pass: an edit at the first shows at the second, never the other way.
         self.uses = sorted(uses, key=lambda use: _ORDER[use.address.name])
         self.captured: dict[Address, list[Tensor]] = defaultdict(list)
         self.streams: dict[Address, Tensor] = {}
         self.now: Pass | None = None
+        self.lengths = lengths
+        """Of the prompts, in tokens."""
         self.aside: nn.Module | None = None
         """The module that is being run once more for what its parts add: edits inside hold, nothing is captured."""
 
@@ -72,10 +74,12 @@ class Session:
         with ExitStack() as stack:
             stack.callback(_ACTIVE.reset, token)
             if self.needs_matrix:
-                stack.enter_context(observed(model, self._watcher(groups, "attention")))
+                watch, edit = self._watcher(groups, "attention"), self._editor(groups, "attention")
+                stack.enter_context(observed(model, watch, edit=edit))
             own_softmax = [uses[0].tap.module for (_, side), uses in groups.items() if side == "softmax"]
             if own_softmax:
-                stack.enter_context(observed_softmax(own_softmax, self._watcher(groups, "softmax")))
+                watch, edit = self._watcher(groups, "softmax"), self._editor(groups, "softmax")
+                stack.enter_context(observed_softmax(own_softmax, watch, edit))
             functions = [uses[0].tap.module for (_, side), uses in groups.items() if side == "function"]
             if functions:
                 stack.enter_context(watched_functions(functions, self._function_visitor(groups)))
@@ -161,9 +165,40 @@ class Session:
                 tensor = getattr(call, str(use.tap.key))
                 if tensor is None:
                     raise InterpError(f"{use.address}: this family's attention function shows no such tensor.")
-                self.captured[use.address].append(use.tap.read(tensor).clone())
+                if use.captured:
+                    self.captured[use.address].append(use.tap.read(tensor).clone())
 
         return watch
+
+    def _editor(self, groups: dict[tuple[int, str], list[Use]], side: str):
+        def edit(module: nn.Module, name: str, tensor: Tensor) -> Tensor:
+            for use in self._own(groups.get((id(module), side), [])):
+                if use.tap.key == name and use.edits:
+                    changed = self._matrix if POINTS[use.address.name].matrix else self._changed
+                    tensor = use.tap.write(tensor, changed(use, use.tap.read(tensor)))
+            return tensor
+
+        return edit
+
+    def _matrix(self, use: Use, value: Tensor) -> Tensor:
+        """An attention matrix [batch, heads, query, key] with its edits, each on its own prompt's queries and keys."""
+        assert self.now is not None
+        value = value.clone()
+        for row, edit in use.edits:
+            n = self.lengths[row]
+            part, axis = (value[row], 1) if edit.at.head is None else (value[row, edit.at.head], 0)
+            part[..., :n, :n] = edit.apply(part[..., :n, :n], self.now.positions[row, :n], axis)
+        return value
+
+    def _changed(self, use: Use, value: Tensor) -> Tensor:
+        """A point's tensor [batch, pos, ...] with its edits."""
+        assert self.now is not None
+        value = value.clone()
+        for row, edit in use.edits:
+            one = edit.at.head if edit.at.stream is None else edit.at.stream
+            where = (row,) if one is None else (row, slice(None), one)
+            value[where] = edit.apply(value[where], self.now.positions[row])
+        return value
 
     def _visit(self, use: Use, x: Tensor) -> Tensor | None:
         """Capture and edit one tensor; the module's new tensor if it was edited."""
@@ -179,11 +214,7 @@ class Session:
             return None
         addend = value
         before = addend if use.stream is None else self.streams[use.address] + addend
-        value = before.clone()
-        for row, edit in use.edits:
-            one = edit.at.head if edit.at.stream is None else edit.at.stream
-            where = (row,) if one is None else (row, slice(None), one)
-            value[where] = edit.apply(value[where], self.now.positions[row])
+        value = self._changed(use, before)
         if use.captured and self.aside is None:
             self.captured[use.address].append(value.clone())
         if use.stream is not None:
@@ -217,7 +248,7 @@ def select(tensor: Tensor, address: Address) -> Tensor:
         return tensor[:, address.stream]
     if address.head is None:
         return tensor
-    return tensor[address.head] if address.name in ("attn_scores", "attn_probs") else tensor[:, address.head]
+    return tensor[address.head] if POINTS[address.name].matrix else tensor[:, address.head]
 
 
 def rows(stored: list[Tensor], address: Address, row: int, span: slice, n_new: int) -> Tensor:
@@ -227,7 +258,7 @@ def rows(stored: list[Tensor], address: Address, row: int, span: slice, n_new: i
     """
     if not stored:
         raise InterpError(f"{address}: the module that holds it did not run in this pass.")
-    if address.name in ("attn_scores", "attn_probs"):
+    if POINTS[address.name].matrix:
         return stored[0][row][:, span, span]
     first = stored[0][row, span]
     later = [step[row] for step in stored[1 : 1 + n_new]]

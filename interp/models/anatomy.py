@@ -38,7 +38,8 @@ class Tap:
 
     @property
     def writable(self) -> bool:
-        return self.side not in (*MATRIX_SIDES, "shares") and all(step.writable for step in self.steps)
+        made_inside = self.side == "shares" or (self.side == "softmax" and self.key in ("query", "key"))
+        return not made_inside and all(step.writable for step in self.steps)
 
     @property
     def transform(self) -> str:
@@ -180,6 +181,8 @@ class Mixer:
     scaling: float | None = None
     """What the score product is multiplied by, as the family hands it to the attention function."""
     softcap: float | None = None
+    key_repeats: int = 1
+    """How often each key head stands in what the product with the queries is given."""
     biased: bool = False
     """Whether something is added to the scores before the softmax: a bias by distance, as in ALiBi."""
     sink: bool = False

@@ -22,7 +22,7 @@ class Sides(NamedTuple):
     terms: int
     """How many rounded terms make up one entry."""
     fitted: bool = False
-    """Whether the left side was fitted to the right one."""
+    """Whether the left side was made with something of the right one."""
 
 
 def block_equations(block: Block, at: Callable[[str], Tensor | None]) -> Iterator[Equation]:
@@ -179,7 +179,7 @@ def _attention_equations(mixer: Mixer, at: Callable[[str], Tensor | None]) -> It
             "P5",
             "rows of attn_probs sum to 1",
             "attn_probs",
-            Sides(total, torch.ones_like(total), torch.ones_like(total), probs.shape[-1]),
+            Sides(torch.ones_like(total), total, torch.ones_like(total), probs.shape[-1]),
         )
     if probs is not None and scores is not None:
         soft = scores.softmax(-1) * (probs.sum(-1, keepdim=True) if mixer.sink else 1.0)
@@ -190,7 +190,7 @@ def _attention_equations(mixer: Mixer, at: Callable[[str], Tensor | None]) -> It
             if mixer.sink
             else "softmax(attn_scores) = attn_probs",
             "attn_scores attn_probs",
-            Sides(soft, probs, spread.expand_as(soft), probs.shape[-1]),
+            Sides(soft, probs, spread.expand_as(soft), probs.shape[-1], fitted=mixer.sink),
         )
     yield from _head_norm_equations(mixer, at)
 
@@ -243,7 +243,7 @@ def _scores(mixer: Mixer, at: Callable[[str], Tensor | None]) -> Sides | None:
         gap, most = scores - product, (magnitude + scores.abs()).masked_fill(~seen, 0).amax(1)
         highest, lowest = gap.masked_fill(~seen, -torch.inf).amax(1), gap.masked_fill(~seen, torch.inf).amin(1)
         any_sees = seen.any(1)
-        return Sides(highest[any_sees], lowest[any_sees], most[any_sees], query.shape[-1])
+        return Sides(highest[any_sees], lowest[any_sees], most[any_sees], query.shape[-1], fitted=True)
     return Sides(product[seen], scores[seen], magnitude[seen], query.shape[-1])
 
 

@@ -41,6 +41,8 @@ def mixer_of(trace: Trace, part: Part, n_pos: int) -> Mixer | Refusal:
     event = _registered(trace, inside) or _own_softmax(trace, part)
     if event is None:
         return Refusal("this token mixer computes no attention matrix that is seen", ("attn_in", "attn_out"))
+    if event.key is not None and event.side == "attention" and trace.value[event.key].shape[2] != n_pos:
+        return Refusal("this attention has keys that belong to no one position", ("attn_in", "attn_out"))
     linears = [(c, found) for c in inside if (found := linear_of(trace, c)) is not None]
     norms = [(c, found) for c in inside if (found := norm_of(trace, c)) is not None]
     value = trace.value[event.value]
@@ -48,6 +50,8 @@ def mixer_of(trace: Trace, part: Part, n_pos: int) -> Mixer | Refusal:
     projected = _value(trace, linears, norms, event.value, n_pos, read)
     output = next((found for call, found in linears if _returns(trace, call, part.raw_node)), None)
     width = 0 if event.query is None else trace.value[event.query].shape[-1]
+    n_kv_heads = _kv_heads(trace, event, projected)
+    held = n_kv_heads if event.key is None else trace.value[event.key].numel() // (n_pos * width)
     gate, activation = _gate(trace, linears, output, event, n_pos, read)
     return Mixer(
         module=event.module,
@@ -59,7 +63,8 @@ def mixer_of(trace: Trace, part: Part, n_pos: int) -> Mixer | Refusal:
         output=output or Refusal("the attention's output is not that of a linear map", ("attn_out",)),
         **_head_norms(trace, norms, event, n_pos),  # type: ignore[arg-type]
         n_heads=event.n_heads,
-        n_kv_heads=_kv_heads(trace, event, projected),
+        n_kv_heads=n_kv_heads,
+        key_repeats=max(1, held // n_kv_heads),
         d_head=value.shape[-1],
         side=event.side,
         gate=gate,
@@ -202,7 +207,7 @@ def _before_rotation(
             if trace.value[candidate].numel() == trace.value[node].numel() and by_head:
                 index = channels(trace, call, candidate, n_pos)
                 if index is not None:
-                    return _projection(trace, call, found, index.reshape(heads, d_head), read)
+                    return _projection(trace, call, found, _without_repeats(index.reshape(heads, d_head)), read)
         break
     return Refusal("no projection's output is this tensor before rotation", ("attn_in", "query_rot", "key_rot"))
 

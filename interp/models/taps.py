@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from interp.models.anatomy import Anatomy, Block, Mixer, Refusal, Sublayer, Tap
 from interp.models.norms import Norm
-from interp.models.transforms import HeadOutputs, HeadsFirst, Normalized, NormScale
+from interp.models.transforms import EveryNth, HeadOutputs, HeadsFirst, Normalized, NormScale
 from interp.points import POINTS, STREAM_POINTS, Address
 
 Role = TypeVar("Role")
@@ -187,7 +187,8 @@ def _side(tap: Tap | Refusal, name: str) -> Tap | Refusal:
 def _rotated(mixer: Mixer, name: str) -> Tap | Refusal:
     if mixer.scaling is None and mixer.side == "softmax":
         return Refusal("this attention module multiplies queries and keys inside, where nothing shows them", (name,))
-    return Tap(mixer.path, mixer.module, mixer.side, name, (HeadsFirst(),))
+    tap = Tap(mixer.path, mixer.module, mixer.side, name, (HeadsFirst(),))
+    return tap.then(EveryNth(mixer.key_repeats)) if name == "key" and mixer.key_repeats > 1 else tap
 
 
 def _head_out(mixer: Mixer) -> Tap | Refusal:

@@ -101,6 +101,23 @@ class HeadsFirst:
         return "heads after positions"
 
 
+@dataclass(frozen=True, slots=True)
+class EveryNth:
+    """One of each run of n equal heads, [batch, pos, heads, d_head]."""
+
+    n: int
+    writable = True
+
+    def read(self, x: Tensor) -> Tensor:
+        return x[:, :, :: self.n]
+
+    def write(self, x: Tensor, new: Tensor) -> Tensor:
+        return new.repeat_interleave(self.n, dim=2)
+
+    def __str__(self) -> str:
+        return f"each head once of {self.n} times"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class OneHead:
     """[batch, 1, pos, ...], as a latent shared by all heads is held, to [batch, pos, ...]."""

@@ -37,6 +37,11 @@ class Point:
         return any(axis in HEAD_AXES for axis in self.shape)
 
     @property
+    def matrix(self) -> bool:
+        """Whether it is an attention matrix, [heads, query, key]."""
+        return self.shape[-2:] == ("query", "key")
+
+    @property
     def shape_text(self) -> str:
         """`heads x d_head`, as documents print it."""
         return " x ".join(self.shape)
@@ -56,12 +61,10 @@ def _rows() -> list[Point]:
         Point("query", heads, "query projection, before its norm and rotation", proof="P5"),
         Point("key", kv, "key projection, before its norm and rotation", proof="P5"),
         Point("value", kv, "v, before mixing", proof="P5"),
-        Point("query_rot", heads, "the query that the score product uses", writable=False, proof="P5"),
-        Point("key_rot", kv, "the key that the score product uses", writable=False, proof="P5"),
-        Point("attn_scores", matrix, "argument of the softmax: scaled, capped, masked", writable=False, proof="P5"),
-        Point(
-            "attn_probs", matrix, "softmax(attn_scores); rows sum to 1, less a sink's share", writable=False, proof="P5"
-        ),
+        Point("query_rot", heads, "the query that the score product uses", proof="P5"),
+        Point("key_rot", kv, "the key that the score product uses", proof="P5"),
+        Point("attn_scores", matrix, "argument of the softmax: scaled, capped, masked", proof="P5"),
+        Point("attn_probs", matrix, "softmax(attn_scores); rows sum to 1, less a sink's share", proof="P5"),
         Point("attn_gate", heads, "raw gate projection of gated attention", proof="P5"),
         Point("z", heads, "mixed values (attn_probs @ value), before the output projection", proof="P5"),
         Point("head_out", ("heads", "d_model"), "z_h W_O,h: each head's share of attn_out", writable=False, proof="P5"),

@@ -49,8 +49,7 @@ MISTAKES: list[tuple[Callable[[], Request], type[Exception], str]] = [
     ),
     (lambda: Request(TOKENS, edits=[Ablate("resid_post.0", positions=(3,))]), UserError, "Position 3 .* 3 tokens"),
     (lambda: Request(TOKENS, edits=[Ablate("resid_post.0", positions=(0, -1))]), UserError, "Position -1"),
-    (lambda: Request(TOKENS, edits=[Ablate("query_rot.1")]), PointRefused, "not written"),
-    (lambda: Request(TOKENS, edits=[Ablate("attn_probs.1")]), PointRefused, "not written"),
+    (lambda: Request(TOKENS, edits=[Ablate("attn_normalized.1")]), PointRefused, "not written"),
     (lambda: Request(TOKENS, edits=[Ablate("mlp_norm_scale.1")]), PointRefused, "not written"),
     (lambda: Request(TOKENS, edits=[Ablate("head_out.1.head-0")]), PointRefused, "not written"),
     (lambda: Request(TOKENS, edits=[Ablate("logits")]), PointRefused, "not written"),
@@ -90,7 +89,7 @@ def test_support_says_what_run_would_say(address: str) -> None:
 def test_support_tells_reading_from_writing() -> None:
     model = engine("llama", F32)
     assert model.support("resid_post.1") == model.support("z.1.head-5")
-    for address in ("query_rot.1", "attn_probs.1", "mlp_normalized.1", "logits"):
+    for address in ("head_out.1", "mlp_norm_scale.1", "mlp_normalized.1", "logits"):
         support = model.support(address)
         assert support.readable and not support.writable and support.reason
 

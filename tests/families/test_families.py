@@ -8,6 +8,7 @@ from interp.engines.base import Request, Result
 from interp.engines.doctor import prove
 from interp.engines.eager import EagerEngine
 from interp.errors import PointRefused
+from interp.models.anatomy import Refusal
 from interp.points import POINTS, Address
 from tests.families.loaded import engine as engine_of
 from tests.families.tiny import D_MODEL, FAMILIES, N_LAYERS
@@ -159,3 +160,21 @@ def test_the_head_closes(family: str) -> None:
     result = capture_all(engine, [f"resid_post.{N_LAYERS - 1}"], tokens)
     assert result.logits is not None and torch.equal(result.logits, own)
     assert relative(engine.unembed(result.capture[f"resid_post.{N_LAYERS - 1}"]), own) < 1e-14
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_point_has_the_shape_of_the_table(family: str) -> None:
+    engine = engine_of(family)
+    model, n = engine.model, 5
+    names = [Address(p.name, layer) for p in POINTS.values() if p.per_layer for layer in range(N_LAYERS)]
+    names += [Address(p.name) for p in POINTS.values() if not p.per_layer]
+    points = [str(address) for address in names if engine.support(address).readable]
+    captured = engine.run([Request([5, 9, 120, 33, 71], capture=points)])[0].capture
+    sizes = {"d_model": D_MODEL, "heads": model.n_heads, "kv_heads": model.n_kv_heads, "d_head": model.d_head, "1": 1}
+    sizes |= {"d_vocab": model.d_vocab, "query": n, "key": n, "experts": 4, "selected": 2}
+    for point in map(Address.parse, points):
+        shape = list(captured[point].shape)
+        neurons = engine.anatomy.blocks[point.layer or 0].neurons
+        wide = sizes | ({} if isinstance(neurons, Refusal) else {"d_mlp": neurons.down.weight.shape[1]})
+        right = [wide[axis] for axis in POINTS[point.name].shape]
+        assert shape == (right if POINTS[point.name].matrix else [n, *right]), point
