@@ -15,7 +15,6 @@ from tests.families.tiny import FAMILIES
 
 NOT_LINEAR = {
     "bloom": r"no linear start: a norm stands behind its embeddings",
-    "falcon": r"no frozen linear form: value\.0 is not there",
 }
 """Families that have no frozen linear form, and why."""
 EXACT = sorted(set(FAMILIES) - set(NOT_LINEAR))
