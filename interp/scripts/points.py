@@ -56,16 +56,18 @@ def _answers(engine, name: str, per_layer: bool) -> dict[str, tuple[str, str]]:
         address = Address(name, layer)
         support, tap = engine.support(address), engine.anatomy.tap(address)
         if isinstance(tap, Refusal):
-            answer = ("-", support.reason)
+            nearest = f"; nearest: {', '.join(tap.nearest)}" if tap.nearest else ""
+            answer = ("-", support.reason + _without_layer(nearest, layer, everywhere=True))
         else:
             where = f"{tap.path or 'model'} {tap.side}" + (f", {tap.transform}" if tap.transform else "")
-            answer = ("rw" if support.writable else "r", where if layer is None else _without_layer(where, layer))
+            answer = ("rw" if support.writable else "r", _without_layer(where, layer))
         groups.setdefault(answer, []).append(-1 if layer is None else layer)
     return {"" if layers == [-1] else _ranges(layers): answer for answer, layers in groups.items()}
 
 
-def _without_layer(path: str, layer: int) -> str:
-    return re.sub(rf"(?<=\.){layer}(?=\.|\s)", "N", path, count=1)
+def _without_layer(text: str, layer: int | None, *, everywhere: bool = False) -> str:
+    """The layer's number as N, once in a path or everywhere in addresses: layers that answer alike share a row."""
+    return text if layer is None else re.sub(rf"(?<=\.){layer}(?=[.,\s]|$)", "N", text, count=0 if everywhere else 1)
 
 
 def _ranges(layers: list[int]) -> str:

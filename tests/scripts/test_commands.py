@@ -29,7 +29,9 @@ def test_points_lists_what_is_served_and_why_the_rest_is_not(interp: Interp, tin
     assert outcome.status == 0 and not outcome.err
     rows = {line.split("│")[1].strip(): line for line in outcome.out.splitlines() if line.count("│") > 5}
     assert "rw" in rows["mlp_out"] and "model.layers.N.mlp output" in rows["mlp_out"] and "0-2" in rows["mlp_out"]
-    assert "rw" not in rows["attn_probs"] and "heads x query x key" in rows["attn_probs"]
+    assert "rw" in rows["attn_probs"] and "heads x query x key" in rows["attn_probs"]
+    assert "rw" not in rows["head_out"] and "heads x d_model" in rows["head_out"]
+    assert "nearest: query.N" in rows["q_norm_in"] and "0-2" in rows["q_norm_in"]
     assert "-" in rows["router_logits"].split("│")[3] and "P" not in rows["router_logits"].split("│")[6]
 
 
