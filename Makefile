@@ -57,9 +57,18 @@ peers: $(PEERS:%=.peers/%/.setup-done) ## create the environments of the tools t
 demo: setup ## from a real model to an attribution graph (12 minutes, then one)
 	@.venv/bin/interp demo $(ARGS)
 
+# Tests of the real models and of the README are timed, so they have the machine to themselves; the rest runs two at a time,
+# one thread each, which on tiny tensors is faster than two threads.
+ALONE := tests/real tests/test_readme.py
+
 test: setup peers lint types ## everything that CI runs (at most 15 minutes)
 	.venv/bin/python -m interp.scripts.docs --check
-	.venv/bin/python -m pytest --durations=10 $(ARGS)
+ifeq ($(strip $(ARGS)),)
+	.venv/bin/python -m pytest --durations=5 $(ALONE)
+	OMP_NUM_THREADS=1 .venv/bin/python -m pytest --durations=10 -n 2 --dist loadfile $(ALONE:%=--ignore=%)
+else
+	.venv/bin/python -m pytest $(ARGS)
+endif
 
 lint: setup ## style, format and the one-way order of imports
 	.venv/bin/ruff check .
@@ -72,7 +81,7 @@ types: setup ## pyright
 docs: setup ## write the generated pages of docs/ anew
 	.venv/bin/python -m interp.scripts.docs
 
-families: setup ## prove a tiny model of every causal-LM type and write docs/families.md (about ten minutes)
+families: setup ## prove a tiny model of every causal-LM type and write docs/families.md (about five minutes)
 	.venv/bin/interp doctor --families --out docs/families.md
 
 bench: setup ## the benchmark tables

@@ -29,16 +29,17 @@ class Edit:
         """Whether the tensor has a row of its own for every position, at a point with `n_axes` axes per position."""
         return False
 
-    def change(self, value: Tensor, positions: Tensor, axis: int = 0) -> Tensor:
-        """The new value of `value`, [pos, ..., width], whose rows stand at the absolute `positions`, [pos].
-
-        An attention matrix, [heads, query, key], has its positions at `axis` 1.
-        """
+    def change(self, value: Tensor, positions: Tensor) -> Tensor:
+        """The new value of `value`, [pos, ..., width], whose rows stand at the absolute `positions`, [pos]."""
         raise UserError(f"{type(self).__name__} says where to edit but not how; use Add, Scale, Replace or Ablate.")
+
+    def change_matrix(self, value: Tensor, positions: Tensor) -> Tensor:
+        """The new value of an attention matrix, [heads, query, key], whose queries stand at `positions`."""
+        return self.change(value, positions)
 
     def apply(self, value: Tensor, positions: Tensor, axis: int = 0) -> Tensor:
         """`value` ([pos, ..., width]) changed where its absolute `positions` ([pos], along `axis`) are selected."""
-        new = self.change(value, positions, axis)
+        new = self.change(value, positions) if axis == 0 else self.change_matrix(value, positions)
         if self.positions is None:
             return new
         chosen = torch.isin(positions, torch.tensor(self.positions, device=positions.device))
@@ -56,7 +57,7 @@ class Add(Edit):
     def tensor(self) -> Tensor:
         return self.vector
 
-    def change(self, value: Tensor, positions: Tensor, axis: int = 0) -> Tensor:
+    def change(self, value: Tensor, positions: Tensor) -> Tensor:
         return value + self.scale * self.vector.to(value)
 
 
@@ -66,7 +67,7 @@ class Scale(Edit):
 
     factor: float
 
-    def change(self, value: Tensor, positions: Tensor, axis: int = 0) -> Tensor:
+    def change(self, value: Tensor, positions: Tensor) -> Tensor:
         return value * self.factor
 
 
@@ -86,18 +87,21 @@ class Replace(Edit):
     def by_position(self, n_axes: int) -> bool:
         return self.value.ndim == n_axes + 1
 
-    def change(self, value: Tensor, positions: Tensor, axis: int = 0) -> Tensor:
+    def change(self, value: Tensor, positions: Tensor) -> Tensor:
         new = self.value.to(value)
-        if axis == 0 and self.by_position(value.ndim - 1):
+        if self.by_position(value.ndim - 1):
             new = new[positions.clamp(max=len(new) - 1)]  # rows beyond the last are unselected positions
         return new.expand_as(value)
+
+    def change_matrix(self, value: Tensor, positions: Tensor) -> Tensor:
+        return self.value.to(value).expand_as(value)
 
 
 @dataclass(frozen=True, eq=False)
 class Ablate(Edit):
     """Zero."""
 
-    def change(self, value: Tensor, positions: Tensor, axis: int = 0) -> Tensor:
+    def change(self, value: Tensor, positions: Tensor) -> Tensor:
         return torch.zeros_like(value)
 
 

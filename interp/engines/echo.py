@@ -61,7 +61,7 @@ class Write(Edit):
     before: list[Tensor] = field(default_factory=list)
     value: list[Tensor] = field(default_factory=list)
 
-    def change(self, value: Tensor, positions: Tensor, axis: int = 0) -> Tensor:
+    def change(self, value: Tensor, positions: Tensor) -> Tensor:
         self.before.append(value.clone())
         if not self.value:
             generator = torch.Generator().manual_seed(1 + (self.at.layer or 0))

@@ -246,7 +246,7 @@ def _difference(sides: Sides, epsilon: float) -> float:
     if sides.left.shape != sides.right.shape:
         return float("inf")
     unit = epsilon * sides.magnitude.clamp(min=torch.finfo(torch.float32).tiny)
-    gap = (sides.left - sides.right).abs()
+    gap = (sides.left - sides.right).abs().masked_fill(sides.left == sides.right, 0.0)  # a mask's infinity is one
     ratio = torch.where(gap == 0, torch.zeros_like(gap), gap / unit)
     return float(ratio.detach().amax()) if bool(ratio.isfinite().all()) else float("inf")
 
