@@ -74,11 +74,8 @@ def _walk(block: Block, at: Callable[[str], Tensor | None], start: str, first: i
             factor = step.factor.double() if isinstance(step.factor, Tensor) else step.factor
             total, magnitude = total * factor, magnitude * abs(factor)
         else:
-            norm = step.norm
-            bias = torch.zeros(()) if norm.bias is None else norm.bias.double()
-            magnitude = (magnitude + magnitude.mean(-1, keepdim=True)) / norm.scale(total)
-            magnitude = magnitude * norm.gain.double().abs() + bias.abs()
-            total, terms = norm.normalized(total) * norm.gain.double() + bias, terms + 8
+            total, magnitude = through(step.norm, total, magnitude)
+            terms += 8
     return Sides(total, total, magnitude, terms)
 
 
@@ -202,11 +199,7 @@ def _flat(bias: Tensor | None) -> Tensor | None:
 def _normed_heads(norm: Norm, sides: Sides, heads: torch.Size) -> Sides:
     """A projection's sides with its heads normed, whatever else it has rounded: [pos, heads · d_head]."""
     left, magnitude = sides.left.unflatten(-1, heads), sides.magnitude.unflatten(-1, heads)
-    bias = torch.zeros(()) if norm.bias is None else norm.bias.double()
-    magnitude = (magnitude + magnitude.mean(-1, keepdim=True)) / norm.scale(
-        left
-    ) * norm.gain.double().abs() + bias.abs()
-    left = norm.normalized(left) * norm.gain.double() + bias
+    left, magnitude = through(norm, left, magnitude)
     return Sides(left.flatten(-2), sides.right, magnitude.flatten(-2), sides.terms + 8)
 
 
@@ -321,6 +314,13 @@ def _head_sum(shares: Tensor | None, whole: Sides | None, bias: Tensor | None) -
         return None
     offset = torch.zeros(()) if bias is None else bias.double()
     return Sides(shares.sum(-2) + offset, whole.right, whole.magnitude, whole.terms)
+
+
+def through(norm: Norm, x: Tensor, magnitude: Tensor) -> tuple[Tensor, Tensor]:
+    """norm(x) in float64, and the magnitude of what it sums, from that of what made up `x`."""
+    gain, bias = norm.gain.double(), torch.zeros(()) if norm.bias is None else norm.bias.double()
+    magnitude = (magnitude + magnitude.mean(-1, keepdim=True)) / norm.scale(x) * gain.abs() + bias.abs()
+    return norm.normalized(x) * gain + bias, magnitude
 
 
 def normed(

@@ -262,6 +262,7 @@ def _number(trace: Trace, value: object) -> float | None:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     # A single number made of other single numbers is a weight or a setting; one made of activations is not.
-    if isinstance(value, Node) and all(trace.value[node].numel() == 1 for node in trace.ancestors(value.id)):
-        return trace.value[value.id].item()
-    return None
+    if not isinstance(value, Node) or trace.value[value.id].numel() != 1:
+        return None
+    alone = all(trace.value[node].numel() == 1 for node in trace.ancestors(value.id))
+    return trace.value[value.id].item() if alone else None

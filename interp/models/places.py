@@ -8,11 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from interp.models.anatomy import Anatomy, Block, Mixer, Neurons, Projection, Refusal, Sublayer, Tap
-from interp.models.attention import observed
-from interp.models.float64 import numerics
 from interp.models.norms import Norm
-from interp.models.probe import Call, Key, Trace, recording
-from interp.models.resolve import N_POS
+from interp.models.probe import Call, Key, Trace
+from interp.models.resolve import N_POS, probe_pass
 from interp.models.transforms import Channels, HeadsFirst, OneHead, Step
 from interp.names.layout import BlockFacts, Held, Layout, NormFacts, Place, Side
 from interp.points import POINTS, Address, ModelInfo
@@ -23,23 +21,13 @@ RANK = {name: rank for rank, name in enumerate(POINTS)}
 def layout_of(anatomy: Anatomy, info: ModelInfo) -> Layout:
     """The Layout of a resolved model, from one pass over a few random tokens."""
     model = anatomy.model
-    parameter = next(model.parameters())
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(0, info.d_vocab, (1, N_POS), generator=generator).to(parameter.device)
-    names = {id(module): path for path, module in model.named_modules()}
-    queries: dict[str, Tensor | None] = {}
-    with (
-        recording(model) as trace,
-        observed(model, lambda module, call: queries.update({names[id(module)]: call.query})),
-        numerics(parameter.dtype),
-    ):
-        model(input_ids=tokens, use_cache=False)
+    trace, _ = probe_pass(model, info.d_vocab)
     taps, refused = _every_tap(anatomy)
     calls = {path: calls[0] for path, _ in model.named_modules() if len(calls := trace.calls_of(path)) == 1}
     head, start = anatomy.lm_head, anatomy.start
     return Layout(
         model=info.name,
-        blocks=tuple(_block(trace, block, queries) for block in anatomy.blocks),
+        blocks=tuple(_block(trace, block) for block in anatomy.blocks),
         held=_held(trace, calls, taps, [block.path for block in anatomy.blocks]),
         paths=frozenset(path for path, _ in model.named_modules() if path),
         first={path: key for path, call in calls.items() if (key := next(iter(call.inputs), None)) is not None},
@@ -138,7 +126,7 @@ def _norm(norm: Norm | Refusal | None) -> NormFacts | None:
     return NormFacts(norm.path, norm.centred) if isinstance(norm, Norm) else None
 
 
-def _block(trace: Trace, block: Block, queries: dict[str, Tensor | None]) -> BlockFacts:
+def _block(trace: Trace, block: Block) -> BlockFacts:
     attn = block.attn if isinstance(block.attn, Sublayer) else None
     mlp = block.mlp if isinstance(block.mlp, Sublayer) else None
     mixer = block.mixer if isinstance(block.mixer, Mixer) else None
@@ -157,7 +145,7 @@ def _block(trace: Trace, block: Block, queries: dict[str, Tensor | None]) -> Blo
         gated=neurons is not None and not isinstance(neurons.pre_linear, Refusal),
         fused=len(parts) > 1 and parts[0].linear.path == parts[-1].linear.path,
         direct=len(parts) == 3 and all(part.of_input for part in parts),
-        rotation="none" if mixer is None else _rotation(trace, mixer, queries.get(mixer.path)),
+        rotation="none" if mixer is None else _rotation(trace, mixer),
         one_key_head=mixer is not None and mixer.n_kv_heads == 1 < mixer.n_heads,
     )
 
@@ -171,9 +159,10 @@ def _one_module(sublayer: Sublayer | None) -> str | None:
     return sublayer.path
 
 
-def _rotation(trace: Trace, mixer: Mixer, rotated: Tensor | None) -> Literal["none", "halves", "other"]:
+def _rotation(trace: Trace, mixer: Mixer) -> Literal["none", "halves", "other"]:
     """How the query is rotated, from the pair of cosines and sines that the attention module was called with."""
-    calls = trace.calls_of(mixer.path)
+    calls, events = trace.calls_of(mixer.path), trace.calls_of(f"{mixer.path}@attention")
+    rotated = trace.value[events[0].inputs["query"]] if events else None
     values = [*calls[0].args, *calls[0].kwargs.values()] if calls else []
     pairs = [v for v in values if isinstance(v, tuple) and len(v) == 2 and all(isinstance(t, Tensor) for t in v)]
     plain = mixer.query.tap if isinstance(mixer.query, Projection) else mixer.query

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from interp.models.anatomy import Anatomy, Head, Linear, Refusal, Routing
-from interp.models.equations import Equation, Sides, block_equations, normed, products, same
+from interp.models.equations import Equation, Sides, block_equations, normed, products, same, through
 from interp.models.float64 import numerics
 from interp.models.norms import Norm
 from interp.models.routing_equations import routing_equations
@@ -200,9 +200,7 @@ def _head(anatomy: Anatomy, get: Get) -> Iterator[Equation]:
     logits = get("logits")
     if isinstance(head, Refusal) or last is None or logits is None:
         return
-    x = last
-    if isinstance(norm, Norm):
-        x = norm.normalized(last) * norm.gain.double() + (0.0 if norm.bias is None else norm.bias.double())
+    x = through(norm, last, last.abs())[0] if isinstance(norm, Norm) else last
     own, magnitude, widest = unembedded(head, x)
     stated = get("lm_head")
     sides = None if stated is None else Sides(own, stated, magnitude, widest)
@@ -221,10 +219,7 @@ def unembedded(head: Head, x: Tensor) -> tuple[Tensor, Tensor, int]:
             own, magnitude = products(own, step.weight, step.bias)
             magnitude, widest = torch.maximum(spread, magnitude), max(widest, step.weight.shape[1])
         elif isinstance(step, Norm):
-            bias = torch.zeros(()) if step.bias is None else step.bias.double()
-            magnitude = (magnitude + magnitude.mean(-1, keepdim=True)) / step.scale(own)
-            own = step.normalized(own) * step.gain.double() + bias
-            magnitude = magnitude * step.gain.double().abs() + bias.abs()
+            own, magnitude = through(step, own, magnitude)
         elif isinstance(step, Scale):
             own, magnitude = step.read(own), step.read(magnitude).abs()
         else:

@@ -41,8 +41,18 @@ def resolve(model: nn.Module, d_vocab: int) -> Anatomy:
 
     Raises `InterpError` where the pass shows no trunk of blocks or no head.
     """
-    device = next(model.parameters()).device
-    tokens = torch.randint(0, d_vocab, (1, N_POS), generator=torch.Generator().manual_seed(0)).to(device)
+    trace, tokens = probe_pass(model, d_vocab)
+    with numerics(next(model.parameters()).dtype):
+        anatomy = _read(trace, model, tokens)
+    _refuse_repeated(trace, anatomy)
+    return anatomy
+
+
+def probe_pass(model: nn.Module, d_vocab: int) -> tuple[Trace, torch.Tensor]:
+    """One recorded pass over a few random tokens, attention functions as calls of their own; the tokens, [1, pos]."""
+    parameter = next(model.parameters())
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, d_vocab, (1, N_POS), generator=generator).to(parameter.device)
     paths = {id(module): path for path, module in model.named_modules()}
     with recording(model) as trace:
 
@@ -52,12 +62,9 @@ def resolve(model: nn.Module, d_vocab: int) -> Anatomy:
             event = trace.enter(f"{paths[id(module)]}@attention", module, (), tensors | constants)
             trace.leave(event, {"output": call.output, "probs": call.probs})
 
-        with observed(model, watch), numerics(next(model.parameters()).dtype):
+        with observed(model, watch), numerics(parameter.dtype):
             model(input_ids=tokens, use_cache=False)
-    with numerics(next(model.parameters()).dtype):
-        anatomy = _read(trace, model, tokens)
-    _refuse_repeated(trace, anatomy)
-    return anatomy
+    return trace, tokens
 
 
 def _refuse_repeated(trace: Trace, anatomy: Anatomy) -> None:

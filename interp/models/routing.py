@@ -50,7 +50,7 @@ def routing_of(trace: Trace, part: Part, n_pos: int) -> Routing | Refusal:
         shares=_shares(trace, part, selection, sublayer),
         matrix=scoring.matrix,
         bias=scoring.bias,
-        of_input=trace.root(scoring.entered) == trace.root(_read(part)),
+        of_input=trace.root(scoring.entered) == trace.root(part.read_node),
         weighting=_weighting(trace, selection, logits),
         ranking=_ranking(trace, selection, scoring, logits),
         n_groups=_groups(trace, selection, scoring, logits.shape),
@@ -155,16 +155,11 @@ def _sublayer(part: Part) -> Rerun | Refusal:
     return Rerun(call.module, args, kwargs, key, x.ndim == 2, raw.key)
 
 
-def _read(part: Part) -> int:
-    """What the MLP receives."""
-    return part.read_node
-
-
 def _shares(trace: Trace, part: Part, selection: Selection, sublayer: Rerun | Refusal) -> Tap | Refusal:
     """One expert's weight at a time; only where what two experts add together is what each adds alone."""
     if isinstance(sublayer, Refusal):
         return Refusal(f"the MLP cannot be run by itself, expert by expert: {sublayer.reason}", NEAREST)
-    read, whole = (trace.value[node].flatten(0, -2) for node in (_read(part), part.raw_node))
+    read, whole = (trace.value[node].flatten(0, -2) for node in (part.read_node, part.raw_node))
     first = torch.arange(selection.given.shape[-1]) == 0
     none, one, others = (
         sublayer(read, (selection.weights, lambda old, keep=keep: old * keep.to(old)))

@@ -4,13 +4,12 @@ from functools import cache
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, DbrxConfig
 
 from interp.edits import Ablate
 from interp.engines.base import Request
 from interp.engines.eager import EagerEngine
 from interp.engines.load import wrap
-from interp.models.tiny import randomize
+from interp.models.tiny import tiny_model
 from tests.families.loaded import engine
 
 TOKENS = [7, 3, 99, 64]
@@ -24,21 +23,7 @@ ADDERS = {
 
 @cache
 def dbrx() -> EagerEngine:
-    config = DbrxConfig(
-        d_model=48,
-        n_heads=6,
-        n_layers=3,
-        max_seq_len=64,
-        vocab_size=131,
-        attn_config={"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
-        ffn_config={"ffn_hidden_size": 40, "moe_num_experts": 4, "moe_top_k": 2},
-    )
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, experts_implementation="eager").double()
-    generator = torch.Generator().manual_seed(0)
-    for name, parameter in model.named_parameters():
-        randomize(name, parameter, generator)
-    return wrap(model.eval().requires_grad_(False))
+    return wrap(tiny_model("dbrx"))
 
 
 def model_of(family: str) -> EagerEngine:
