@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from interp.edits import Edit
-from interp.engines.graph import Graph, same_values
+from interp.engines.graph import Graph
 from interp.errors import InterpError
 from interp.models.anatomy import MATRIX_SIDES, Tap
 from interp.models.attention import AttentionCall, observed, observed_softmax
 from interp.models.inside import uncounted, watched_functions
 from interp.models.probe import Key
 from interp.models.rerun import by_position, pick, put, shares
+from interp.models.transforms import same_values
 from interp.points import POINTS, Address
 
 _ACTIVE: ContextVar["Session | None"] = ContextVar("active_session", default=None)

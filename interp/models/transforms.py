@@ -23,6 +23,11 @@ class Step(Protocol):
     def __str__(self) -> str: ...
 
 
+def same_values(x: Tensor, on_path: Tensor) -> Tensor:
+    """The values of `x`, bit for bit, with the gradient of `on_path`, which equals it up to rounding."""
+    return x.detach() + (on_path - on_path.detach())
+
+
 @dataclass(frozen=True, slots=True)
 class Scale:
     """Times a constant: a residual multiplier, an embedding scale."""
@@ -34,7 +39,9 @@ class Scale:
         return x * self.factor
 
     def write(self, x: Tensor, new: Tensor) -> Tensor:
-        return torch.where(new == self.read(x), x, new / self.factor)  # what is not edited keeps its bits
+        exact = new / self.factor
+        kept = torch.where(new == self.read(x), x, exact)  # what is not edited keeps its bits
+        return same_values(kept, exact) if exact.requires_grad else kept
 
     def __str__(self) -> str:
         return f"times {self.factor:g}"
