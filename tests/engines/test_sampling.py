@@ -128,8 +128,16 @@ def test_an_end_token_is_passed_by_where_asked() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("temperature", -1.0), ("top_k", 0), ("top_p", 0.0), ("top_p", 1.5), ("min_p", -0.1), ("seed", -1), ("stop", [""])]
-    + list({"repetition_penalty": 0.0}.items()),
+    [
+        ("temperature", -1.0),
+        ("repetition_penalty", 0.0),
+        ("top_k", 0),
+        ("top_p", 0.0),
+        ("top_p", 1.5),
+        ("min_p", -0.1),
+        ("seed", -1),
+        ("stop", [""]),
+    ],
 )
 def test_a_limit_out_of_range_is_an_error_that_names_it(field: str, value: Any, unchecked_signatures: None) -> None:
     with pytest.raises(UserError, match=field):
