@@ -20,6 +20,7 @@ from interp.engines.writing import place_of
 from interp.errors import PointRefused, UserError
 from interp.models.anatomy import MATRIX_SIDES, Anatomy, Refusal, Routing, Tap
 from interp.models.float64 import numerics
+from interp.models.parameters import device_of, dtype_of
 from interp.models.places import layout_of
 from interp.models.weights import BlockWeights, block_weights
 from interp.names import Layout
@@ -37,7 +38,7 @@ class EagerEngine:
 
     def __init__(self, module: nn.Module, tokenizer: Any, anatomy: Anatomy, model: ModelInfo) -> None:
         self.module, self.tokenizer, self.anatomy, self.model = module, tokenizer, anatomy, model
-        self.device = next(module.parameters()).device
+        self.device = device_of(module)
         self._told = False
         self._accepted = set(inspect.signature(module.forward).parameters)
         self._trunk = module.get_submodule(anatomy.trunk) if anatomy.trunk else None
@@ -173,7 +174,7 @@ class EagerEngine:
         """How long an axis is; None where it is not known before the model runs."""
         if axis == "d_mlp" and layer is not None:
             neurons = self.anatomy.blocks[layer].neurons
-            return None if isinstance(neurons, Refusal) else neurons.down.weight.shape[1]
+            return None if isinstance(neurons, Refusal) else neurons.down.shape[1]
         routing = None if layer is None else self.anatomy.blocks[layer].routing
         if isinstance(routing, Routing) and axis in ("experts", "selected"):
             return routing.n_selected if axis == "selected" else routing.matrix.shape[0]
@@ -240,7 +241,7 @@ class EagerEngine:
 
     def numerics(self) -> AbstractContextManager[Any]:
         """In float64, the casts to float32 inside the model are lifted; else nothing."""
-        return numerics(next(self.module.parameters()).dtype)
+        return numerics(dtype_of(self.module))
 
     def _forward(self, batch: Batch, *, head: bool) -> list[Tensor]:
         inputs = self._inputs(

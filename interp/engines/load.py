@@ -1,7 +1,7 @@
 """From a model's name, directory or GGUF file to an engine whose points are proven."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,9 @@ def load_model(
     engine: str = "auto",
     device: str | None = None,
     dtype: str | None = None,
+    device_map: str | Mapping[str, Any] | None = None,
+    offload_folder: str | Path | None = None,
+    quantization: Any = None,
     prove: bool = True,
     report: Callable[[str], None] = tell,
 ) -> EagerEngine:
@@ -43,17 +46,31 @@ def load_model(
     claims are kept under INTERP_CACHE; they are checked anew where the checkpoint, its dtype, the device, a version or
     the code that proves has changed.
 
+    A model larger than its device is split by `device_map`: "auto", or module paths with devices, "cpu" or "disk", as
+    transformers and accelerate take it; what is on disk lies in `offload_folder` where the checkpoint's own files do
+    not serve. It takes tokens, and gives every capture, on the device of its embedding, `engine.device`. A checkpoint
+    that is quantised loads as it is; `quantization` packs one that is not: "bitsandbytes-4bit", "bitsandbytes-8bit",
+    or a `quantization_config` of transformers.
+
     Raises `UserError` for a model that cannot be found or read, or an unknown engine, device or dtype.
     """
     if engine not in ENGINES:
         raise UserError(f"Unknown engine {engine!r}; choose {' or '.join(ENGINES)}.")
     from interp.models.checkpoint import checkpoint_dtype, fingerprint, load_model_and_tokenizer
     from interp.models.checkpoint import resolve as find
-    from interp.models.device import choose
+    from interp.models.device import choose, first_device
+    from interp.models.quantization import quantization_config
 
+    if device is not None and device_map is not None:
+        raise UserError(f"Both device={device!r} and a device_map are given; leave out one of them.")
+    placed = dict(device_map) if isinstance(device_map, Mapping) else device_map
     checkpoint = find(model, report)
-    chosen_device, chosen_dtype = choose(device, dtype, checkpoint_dtype(checkpoint), report)
-    module, tokenizer = load_model_and_tokenizer(checkpoint, chosen_device, chosen_dtype)
+    first = device if placed is None else first_device(placed)
+    chosen_device, chosen_dtype = choose(first, dtype, checkpoint_dtype(checkpoint), report)
+    packing = quantization_config(quantization, chosen_dtype)
+    module, tokenizer = load_model_and_tokenizer(
+        checkpoint, chosen_device, chosen_dtype, placed, offload_folder, packing
+    )
     print_of_it = fingerprint(checkpoint.path)
     loaded = wrap(module, tokenizer, name=checkpoint.name, fingerprint=print_of_it, prove=False)
     if prove:

@@ -5,6 +5,7 @@ from typing import Any
 from torch import nn
 
 from interp.models.anatomy import Anatomy, Mixer, Neurons
+from interp.models.parameters import device_of, dtype_of
 from interp.points import ModelInfo
 
 
@@ -13,8 +14,7 @@ def describe(module: nn.Module, anatomy: Anatomy, *, name: str, fingerprint: str
     config: Any = getattr(module, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     mixers = [block.mixer for block in anatomy.blocks if isinstance(block.mixer, Mixer)]
-    widths = {b.neurons.down.weight.shape[1] for b in anatomy.blocks if isinstance(b.neurons, Neurons)}
-    parameter = next(module.parameters())
+    widths = {b.neurons.down.shape[1] for b in anatomy.blocks if isinstance(b.neurons, Neurons)}
     return ModelInfo(
         name=name,
         family=str(getattr(config, "model_type", type(module).__name__)),
@@ -28,8 +28,8 @@ def describe(module: nn.Module, anatomy: Anatomy, *, name: str, fingerprint: str
         d_vocab=d_vocab,
         n_ctx=getattr(text, "max_position_embeddings", None),
         bos_token_id=getattr(text, "bos_token_id", None),
-        dtype=str(parameter.dtype).removeprefix("torch."),
-        device=str(parameter.device),
+        dtype=str(dtype_of(module)).removeprefix("torch."),
+        device=str(device_of(module)),
         parallel=any(block.parallel for block in anatomy.blocks),
         n_streams=anatomy.n_streams,
     )

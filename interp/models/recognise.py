@@ -3,9 +3,12 @@
 import torch
 from torch import Tensor, nn
 
-from interp.models.anatomy import Linear
+from interp.models.linear import Linear, Packed
 from interp.models.norms import Norm, classify
 from interp.models.probe import Call, Trace
+
+COARSE = 0.05
+"""What eight bits of input leave of linearity, and no nonlinear module does."""
 
 
 def norm_of(trace: Trace, call: Call) -> Norm | None:
@@ -21,24 +24,50 @@ def norm_of(trace: Trace, call: Call) -> Norm | None:
 def linear(call: Call, x: Tensor, y: Tensor) -> Linear | None:
     """The affine map that this call computes from `x` ([..., in]) to `y` ([..., out]), checked on some channels."""
     weight = getattr(call.module, "weight", None)
-    if (
-        not isinstance(weight, Tensor)
-        or weight.ndim != 2
-        or not x.is_floating_point()
-        or isinstance(call.module, nn.Embedding)
-    ):
+    if not x.is_floating_point() or isinstance(call.module, nn.Embedding):
+        return None
+    if _packs(call.module):
+        return _packed(call, x, y)
+    if not isinstance(weight, Tensor) or weight.ndim != 2:
         return None
     for transposed in (False, True):
         found = Linear(call.path, call.module, transposed)
-        if found.weight.shape != (y.shape[-1], x.shape[-1]):
+        if found.shape != (y.shape[-1], x.shape[-1]):
             continue
         some = slice(None, None, -(-y.shape[-1] // 64))
-        rows = found.weight[some].double()
-        fitted = x.double() @ rows.T + (0.0 if found.bias is None else found.bias[some].double())
+        rows = found.weight[some].to(x.device).double()
+        fitted = x.double() @ rows.T + (0.0 if found.bias is None else found.bias[some].to(x.device).double())
         scale = (x.abs().double() @ rows.abs().T).amax()
         if (fitted - y[..., some].double()).abs().amax() <= 64 * torch.finfo(y.dtype).eps * scale:
             return found
     return None
+
+
+def _packs(module: nn.Module) -> bool:
+    """Whether the module holds numbers that are no weights as they are: integers, or one byte each."""
+    tensors = [t for t in (*module._parameters.values(), *module._buffers.values()) if t is not None]
+    held = any(t.dtype.itemsize == 1 or not t.is_floating_point() for t in tensors if t.dtype != torch.bool)
+    return held and not any(True for _ in module.children())
+
+
+def _packed(call: Call, x: Tensor, y: Tensor) -> Linear | None:
+    """A module that packs its matrix, told by what it computes: f(a) + f(b) = f(a + b) + f(0) for rows a, b of `x`.
+
+    Within the dtype's rounding the map is linear; within `COARSE` of it, it rounds what it reads.
+    """
+    if x.ndim < 2 or x.shape[:-1] != y.shape[:-1]:
+        return None
+    rows = x.reshape(-1, x.shape[-1])
+    others = rows.roll(1, 0)
+    with torch.no_grad():
+        outputs = [call.module(z) for z in (rows, others, rows + others, torch.zeros_like(rows))]
+    first, second, both, none = (output.double() for output in outputs)
+    rounding = 64 * torch.finfo(y.dtype).eps * (scale := (first.abs() + second.abs()).amax())
+    again, gap = (first - y.reshape(first.shape)).abs().amax(), (first + second - both - none).abs().amax()
+    if not (again <= rounding and gap <= COARSE * scale):  # it depends on more than this input, or is not linear
+        return None
+    exact = bool(gap <= rounding)
+    return Linear(call.path, call.module, packed=Packed(x.dtype, (y.shape[-1], x.shape[-1]), exact))
 
 
 def linear_of(trace: Trace, call: Call) -> Linear | None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from interp.models.float64 import numerics
 from interp.models.inside import uncounted, watched_functions
+from interp.models.parameters import device_of, dtype_of
 from interp.models.probe import Key
 
 if TYPE_CHECKING:
@@ -111,15 +112,15 @@ class Rerun:
 
     def __call__(self, x: Tensor, *changes: tuple[Tap, Change]) -> Tensor:
         """[pos, d_model] for [pos, d_model], with points inside changed."""
-        parameter = next(self.module.parameters())
-        x = x.to(parameter.device, parameter.dtype)
+        dtype = dtype_of(self.module)
+        x = x.to(device_of(self.module), dtype)
         x = x if self.flat else x[None]
         args, kwargs = self.args, self.kwargs
         if isinstance(self.key, int):
             args = (*args[: self.key], x, *args[self.key + 1 :])
         else:
             kwargs = {**kwargs, str(self.key): x}
-        with ExitStack() as stack, torch.no_grad(), numerics(parameter.dtype):
+        with ExitStack() as stack, torch.no_grad(), numerics(dtype):
             for tap, change in changes:
                 stack.enter_context(writing(tap, change, 1, x.shape[-2]))
             result = pick(self.module(*args, **kwargs), self.output)
