@@ -65,7 +65,7 @@ class Linear:
         if self.refusal:
             raise InterpError(f"{self.refusal}.")
         with torch.no_grad(), _without_bias(self.module):
-            return torch.cat([self.module(rows) for rows in self._units()]).T
+            return torch.cat([self.module.forward(rows) for rows in self._units()]).T
 
     def _units(self) -> Iterator[Tensor]:
         assert self.packed is not None
@@ -78,12 +78,12 @@ class Linear:
     def sums(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """W x + b in float64 for x in float64, [..., out], and the magnitude of what is summed.
 
-        A packed map is asked itself, in its own dtype.
+        A packed map is asked itself, in its own dtype, past the hooks of whoever watches it.
         """
         if self.packed is None:
             return products(x, self.weight, self.bias)
         with torch.no_grad():
-            y = self.module(x.to(device_of(self.module), self.packed.dtype)).to(x)
+            y = self.module.forward(x.to(device_of(self.module), self.packed.dtype)).to(x)
         return y, y.abs().amax(-1, keepdim=True).expand_as(y)
 
 

@@ -26,7 +26,7 @@ def linear(call: Call, x: Tensor, y: Tensor) -> Linear | None:
     weight = getattr(call.module, "weight", None)
     if not x.is_floating_point() or isinstance(call.module, nn.Embedding):
         return None
-    if _packs(call.module):
+    if packs(call.module):
         return _packed(call, x, y)
     if not isinstance(weight, Tensor) or weight.ndim != 2:
         return None
@@ -43,7 +43,7 @@ def linear(call: Call, x: Tensor, y: Tensor) -> Linear | None:
     return None
 
 
-def _packs(module: nn.Module) -> bool:
+def packs(module: nn.Module) -> bool:
     """Whether the module holds numbers that are no weights as they are: integers, or one byte each."""
     tensors = [t for t in (*module._parameters.values(), *module._buffers.values()) if t is not None]
     held = any(t.dtype.itemsize == 1 or not t.is_floating_point() for t in tensors if t.dtype != torch.bool)
@@ -53,19 +53,19 @@ def _packs(module: nn.Module) -> bool:
 def _packed(call: Call, x: Tensor, y: Tensor) -> Linear | None:
     """A module that packs its matrix, told by what it computes: f(a) + f(b) = f(a + b) + f(0) for rows a, b of `x`.
 
-    Within the dtype's rounding the map is linear; within `COARSE` of it, it rounds what it reads.
+    Within the dtype's rounding the map is linear; within `COARSE` of its size, it rounds what it reads.
     """
     if x.ndim < 2 or x.shape[:-1] != y.shape[:-1]:
         return None
     rows = x.reshape(-1, x.shape[-1])
     others = rows.roll(1, 0)
     with torch.no_grad():
-        outputs = [call.module(z) for z in (rows, others, rows + others, torch.zeros_like(rows))]
+        outputs = [call.module.forward(z) for z in (rows, others, rows + others, torch.zeros_like(rows))]
     first, second, both, none = (output.double() for output in outputs)
-    rounding = 64 * torch.finfo(y.dtype).eps * (scale := (first.abs() + second.abs()).amax())
-    again, gap = (first - y.reshape(first.shape)).abs().amax(), (first + second - both - none).abs().amax()
-    if not (again <= rounding and gap <= COARSE * scale):  # it depends on more than this input, or is not linear
-        return None
+    size, gap = first.norm() + second.norm(), (first + second - both - none).norm()
+    rounding = 8 * torch.finfo(y.dtype).eps * size
+    if not ((first - y.reshape(first.shape)).norm() <= rounding and gap <= COARSE * size):
+        return None  # it depends on more than this input, or is not linear
     exact = bool(gap <= rounding)
     return Linear(call.path, call.module, packed=Packed(x.dtype, (y.shape[-1], x.shape[-1]), exact))
 

@@ -10,7 +10,7 @@ from interp.models.anatomy import Refusal, Sublayer, Tap, scaled
 from interp.models.flow import Addition, Source, Stage, addends, key_of, norm_behind, returned_inside, sources
 from interp.models.norms import Norm
 from interp.models.probe import Call, Key, Trace
-from interp.models.recognise import norm_of
+from interp.models.recognise import COARSE, norm_of, packs
 from interp.models.stacks import spread, stack_of
 
 
@@ -246,7 +246,8 @@ def _behind_elementwise(trace: Trace, node: int, block: Call) -> Call | None:
 def _mixes_positions(trace: Trace, block: Call, first: Call, key: Key, last: Call) -> bool:
     """Whether what the sublayer returns at the last position depends on what it reads at earlier ones.
 
-    By more than rounding: experts compute several positions in one product, whose rounding depends on all of them.
+    By more than rounding: experts compute several positions in one product, whose rounding depends on all of them, and
+    packed modules may choose by all positions which channels they round to eight bits.
     The module that reads is run again if it is also the one that returns, else the whole block.
     """
     x = trace.value[first.inputs[key]]
@@ -274,7 +275,10 @@ def _mixes_positions(trace: Trace, block: Call, first: Call, key: Key, last: Cal
         for handle in handles:
             handle.remove()
     plain, perturbed = (out.reshape(-1, out.shape[-1])[-1] for out in (outputs[0], outputs[-1]))
-    return bool((plain - perturbed).abs().amax() > 1e3 * torch.finfo(x.dtype).eps * plain.abs().amax())
+    rounding = 1e3 * torch.finfo(x.dtype).eps
+    if any(packs(module) for module in again.module.modules()):
+        rounding = max(rounding, COARSE)
+    return bool((plain - perturbed).abs().amax() > rounding * plain.abs().amax())
 
 
 def _first_tensor(output: object) -> Tensor:
