@@ -38,6 +38,13 @@ def kept_elsewhere(module: nn.Module) -> bool:
     return any(tensor is not None and tensor.device.type == "meta" for tensor in tensors)
 
 
+def packs(module: nn.Module) -> bool:
+    """Whether the module holds numbers that are no weights as they are: integers, or one byte each."""
+    tensors = [t for t in (*module._parameters.values(), *module._buffers.values()) if t is not None]
+    held = any(t.dtype.itemsize == 1 or not t.is_floating_point() for t in tensors if t.dtype != torch.bool)
+    return held and not any(True for _ in module.children())
+
+
 def stored(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """What the model's state dict holds, by name, one tensor in memory at a time."""
     modules = dict(model.named_modules())

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from interp.models.linear import Linear, Packed
 from interp.models.norms import Norm, classify
+from interp.models.parameters import packs
 from interp.models.probe import Call, Trace
 
 COARSE = 0.05
@@ -41,13 +42,6 @@ def linear(call: Call, x: Tensor, y: Tensor) -> Linear | None:
         if (fitted - y[..., some].double()).abs().amax() <= 64 * torch.finfo(y.dtype).eps * scale:
             return found
     return None
-
-
-def packs(module: nn.Module) -> bool:
-    """Whether the module holds numbers that are no weights as they are: integers, or one byte each."""
-    tensors = [t for t in (*module._parameters.values(), *module._buffers.values()) if t is not None]
-    held = any(t.dtype.itemsize == 1 or not t.is_floating_point() for t in tensors if t.dtype != torch.bool)
-    return held and not any(True for _ in module.children())
 
 
 def _packed(call: Call, x: Tensor, y: Tensor) -> Linear | None:

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from interp.models.anatomy import Refusal, Sublayer, Tap, scaled
 from interp.models.flow import Addition, Source, Stage, addends, key_of, norm_behind, returned_inside, sources
 from interp.models.norms import Norm
+from interp.models.parameters import packs
 from interp.models.probe import Call, Key, Trace
-from interp.models.recognise import COARSE, norm_of, packs
+from interp.models.recognise import COARSE, norm_of
 from interp.models.stacks import spread, stack_of
 
 
