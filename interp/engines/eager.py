@@ -1,7 +1,6 @@
 """The eager engine: Hugging Face modules as they are, read and edited by PyTorch hooks."""
 
 import importlib.metadata
-import inspect
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,6 +18,7 @@ from interp.engines.hooks import Pass, Session, Use, held, pick, rows, select
 from interp.engines.writing import place_of
 from interp.errors import PointRefused, UserError
 from interp.models.anatomy import MATRIX_SIDES, Anatomy, Refusal, Routing, Tap
+from interp.models.calling import calling_of
 from interp.models.float64 import numerics
 from interp.models.parameters import device_of, dtype_of
 from interp.models.places import layout_of
@@ -40,8 +40,11 @@ class EagerEngine:
         self.module, self.tokenizer, self.anatomy, self.model = module, tokenizer, anatomy, model
         self.device = device_of(module)
         self._told = False
-        self._accepted = set(inspect.signature(module.forward).parameters)
-        self._trunk = module.get_submodule(anatomy.trunk) if anatomy.trunk else None
+        self._calling = calling_of(module)
+        trunk = module.get_submodule(anatomy.trunk)
+        self._trunk_calling = calling_of(trunk)
+        same = anatomy.trunk and self._trunk_calling.masks == self._calling.masks
+        self._trunk = trunk if same else None
 
     def __repr__(self) -> str:
         model = self.model
@@ -93,9 +96,11 @@ class EagerEngine:
                     if any(tap.side in MATRIX_SIDES for tap in plan.values()) == matrix
                     and (request.max_new_tokens > 0) == generates
                 ]
-                if group:
-                    found = self._batch([requests[i] for i in group], [plans[i] for i in group])
-                    results.update(zip(group, found, strict=True))
+                lengths = [0 if self._calling.masks else len(self._prompt(requests[i])) for i in group]
+                for length in dict.fromkeys(lengths):  # a model that takes no mask takes no padding
+                    some = [i for i, own in zip(group, lengths, strict=True) if own == length]
+                    found = self._batch([requests[i] for i in some], [plans[i] for i in some])
+                    results.update(zip(some, found, strict=True))
         return [results[i] for i in range(len(requests))]
 
     def _plan(self, request: Request) -> dict[Address, Tap]:
@@ -244,44 +249,34 @@ class EagerEngine:
         return numerics(dtype_of(self.module))
 
     def _forward(self, batch: Batch, *, head: bool) -> list[Tensor]:
-        inputs = self._inputs(
-            self.module, batch.tokens, batch.mask, batch.positions if batch.mask is not None else None
-        )
+        given = batch.tokens, batch.mask, batch.positions if batch.mask is not None else None
         if head or self._trunk is None:
-            output = self.module(**inputs, use_cache=False)
-            return [pick(output, self.anatomy.logits.key)]
-        self._trunk(**inputs, use_cache=False)
+            return [pick(self.module(**self._calling.inputs(*given)), self.anatomy.logits.key)]
+        self._trunk(**self._trunk_calling.inputs(*given))
         return []
-
-    def _inputs(
-        self, module: nn.Module, tokens: Tensor, mask: Tensor | None, positions: Tensor | None
-    ) -> dict[str, Any]:
-        inputs: dict[str, Any] = {"input_ids": tokens}
-        if mask is not None:
-            inputs["attention_mask"] = mask
-        if positions is not None and self.anatomy.position_ids:
-            inputs["position_ids"] = positions
-        return inputs
 
     def _generate(
         self, session: Session, batch: Batch, requests: list[Request], all_logits: bool
     ) -> tuple[list[list[int]], list[Tensor]]:
         """Greedy decoding with a cache; captures are taken while decoding."""
-        cache_name = next((name for name in CACHE_NAMES if name in self._accepted), None)
+        cache_name = next((name for name in CACHE_NAMES if name in self._calling.named), None)
         if cache_name is None:
-            raise UserError(f"{self.model.name} takes no cache under a name that is known here, so it cannot generate.")
+            raise UserError(
+                f"{self.model.name} cannot generate: its forward takes no {' or '.join(CACHE_NAMES)}, and nothing is "
+                "run a second time here; run the prompt with max_new_tokens=0."
+            )
         stop = self._stop_tokens()
         new: list[list[int]] = [[] for _ in requests]
         kept: list[Tensor] = []
         tokens, mask, positions, cache = batch.tokens, batch.mask, batch.positions, None
         while True:
             session.now = Pass(positions)
-            inputs = self._inputs(self.module, tokens, mask, positions)
+            inputs = self._calling.inputs(tokens, mask, positions, use_cache=True)
             if cache is not None:
                 inputs[cache_name] = cache
-            if not all_logits and "logits_to_keep" in self._accepted:
+            if not all_logits and "logits_to_keep" in self._calling.named:
                 inputs["logits_to_keep"] = 1
-            output = self.module(**inputs, use_cache=True)
+            output = self.module(**inputs)
             cache = output[cache_name]
             logits = pick(output, self.anatomy.logits.key)
             if all_logits:

@@ -9,8 +9,10 @@ from torch import nn
 
 from interp.engines.eager import EagerEngine
 from interp.errors import UserError
+from interp.models.calling import vocabulary_of
 from interp.models.describe import describe
-from interp.models.resolve import resolve
+from interp.models.parameters import refuse_shards
+from interp.models.resolve import N_POS, resolve
 
 ENGINES = ("auto", "eager")
 LOGGER = logging.getLogger("interp")
@@ -83,14 +85,30 @@ def load_model(
 
 
 def wrap(
-    module: nn.Module, tokenizer: Any = None, *, name: str = "", fingerprint: str | None = None, prove: bool = True
+    module: nn.Module,
+    tokenizer: Any = None,
+    *,
+    name: str = "",
+    fingerprint: str | None = None,
+    d_vocab: int | None = None,
+    n_ctx: int | None = None,
+    prove: bool = True,
 ) -> EagerEngine:
-    """An engine for a causal language model of transformers that is already in memory; nothing is kept about it."""
+    """An engine for a causal language model that is already in memory; nothing is kept about it.
+
+    A class of transformers, or any module whose forward takes token ids [batch, pos] (as `input_ids`, or as its first
+    argument) and returns logits: a tensor, or something that holds them as `logits`. Where no config says
+    them, `d_vocab` is read from the table in which the ids are looked up, and the longest prompt is `n_ctx`.
+
+    Raises `UserError` for a module of which this process holds a shard alone, and `InterpError` where a pass shows no
+    trunk of blocks.
+    """
     from interp.models.checkpoint import fingerprint as fingerprint_of
 
     module = getattr(module, "_orig_mod", module)  # what torch.compile has wrapped
+    refuse_shards(module)
     module.eval()
-    d_vocab = _d_vocab(module)
+    d_vocab = vocabulary_of(module, N_POS) if d_vocab is None else d_vocab
     anatomy = resolve(module, d_vocab)
     info = describe(
         module,
@@ -98,6 +116,7 @@ def wrap(
         name=name or type(module).__name__,
         fingerprint=fingerprint or fingerprint_of(module),
         d_vocab=d_vocab,
+        n_ctx=n_ctx,
     )
     engine = EagerEngine(module, tokenizer, anatomy, info)
     if prove:
@@ -105,9 +124,3 @@ def wrap(
 
         refuse_unproven(engine)
     return engine
-
-
-def _d_vocab(module: nn.Module) -> int:
-    """Rows of the token embedding: every id that a model of transformers accepts."""
-    embedding: Any = module.get_input_embeddings()  # type: ignore[operator]
-    return int(embedding.weight.shape[0])

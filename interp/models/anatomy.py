@@ -355,8 +355,6 @@ class Anatomy:
     head: Head | Refusal
     lm_head: Tap | Refusal
     logits: Tap
-    position_ids: bool
-    """Whether the model takes `position_ids`."""
     refused: dict[Address, Refusal]
     """Points whose proof failed; filled when the proofs have run."""
 

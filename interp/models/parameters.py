@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from interp.errors import InterpError
+from interp.errors import InterpError, UserError
 
 
 def own(module: nn.Module, name: str) -> Tensor | None:
@@ -83,6 +83,21 @@ def devices_of(model: nn.Module) -> dict[str, str]:
     """Which module is on which device or on disk, as it was loaded; empty where all of it is on one device."""
     placed: Any = getattr(model, "hf_device_map", None) or {}
     return {str(path): str(place) for path, place in placed.items()} if len(set(placed.values())) > 1 else {}
+
+
+def refuse_shards(model: nn.Module) -> None:
+    """Raises `UserError` where this process holds a part of a weight: its activations would be parts, too."""
+    setting = "tp_size" if (getattr(model, "_tp_size", None) or 1) > 1 else None
+    if setting is None:
+        from torch.distributed.tensor import DTensor
+
+        sharded = next((name for name, p in model.named_parameters() if isinstance(p, DTensor)), None)
+        setting = None if sharded is None else f"a DTensor as {sharded}"
+    if setting is not None:
+        raise UserError(
+            f"{type(model).__name__} is split over processes by tensor parallelism ({setting}), and its points would "
+            "be shards: load it without tp_plan, and with device_map='auto' where it is larger than one device."
+        )
 
 
 def _device(place: Any) -> torch.device:

@@ -307,7 +307,8 @@ def output_tensors(output: Any) -> dict[Key, Tensor]:
         return {key: value for key, value in output.items() if isinstance(value, Tensor)}
     if isinstance(output, (list, tuple)):
         return {index: value for index, value in enumerate(output) if isinstance(value, Tensor)}
-    return {}
+    fields = getattr(output, "__dict__", {})  # an object of the model's own, with its tensors as attributes
+    return {name: value for name, value in fields.items() if isinstance(value, Tensor)}
 
 
 class _Recorder(TorchDispatchMode):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,9 @@ Change = Callable[[Tensor], Tensor]
 
 def pick(output: Any, key: Key) -> Tensor:
     """The tensor of a module's output that `key` names."""
-    return output if key is None else output[key]
+    if key is None:
+        return output
+    return output[key] if isinstance(output, (dict, list, tuple)) else getattr(output, str(key))
 
 
 def put(output: Any, key: Key, new: Tensor) -> Any:
@@ -32,10 +35,14 @@ def put(output: Any, key: Key, new: Tensor) -> Any:
     if key is None:
         return new
     if isinstance(output, tuple):
-        index = int(key)
-        return (*output[:index], new, *output[index + 1 :])
-    output[key] = new
-    return output
+        parts = [new if i == key else part for i, part in enumerate(output)]
+        return type(output)(*parts) if hasattr(output, "_fields") else tuple(parts)
+    if isinstance(output, (dict, list)):
+        output[key] = new  # type: ignore[index]
+        return output
+    changed = copy(output)
+    object.__setattr__(changed, str(key), new)
+    return changed
 
 
 def by_position(x: Tensor, batch: int, n_pos: int) -> Tensor:

@@ -1,7 +1,5 @@
 """From a live model to its Anatomy: one recorded pass over a few random tokens, read backwards from the logits."""
 
-import inspect
-
 import torch
 from torch import nn
 
@@ -21,6 +19,7 @@ from interp.models.anatomy import (
     scaled,
 )
 from interp.models.attention import AttentionCall, observed
+from interp.models.calling import calling_of
 from interp.models.float64 import numerics
 from interp.models.flow import Remixing, Renorming, Stage, Weighing, norm_behind, sources, stages
 from interp.models.head import head_of
@@ -63,7 +62,7 @@ def probe_pass(model: nn.Module, d_vocab: int) -> tuple[Trace, torch.Tensor]:
             trace.leave(event, {"output": call.output, "probs": call.probs})
 
         with observed(model, watch), numerics(dtype_of(model)):
-            model(input_ids=tokens, use_cache=False)
+            model(**calling_of(model).inputs(tokens))
     return trace, tokens
 
 
@@ -109,7 +108,6 @@ def _read(trace: Trace, model: nn.Module, tokens: torch.Tensor) -> Anatomy:
         if lm_head is None
         else output_tap(lm_head, next(iter(lm_head.outputs))),
         logits=Tap("", model, "output", logits_key),
-        position_ids="position_ids" in inspect.signature(model.forward).parameters,
         refused={},
     )
 

@@ -13,6 +13,7 @@ from interp.models.parameters import packs
 from interp.models.probe import Call, Key, Trace
 from interp.models.recognise import COARSE, norm_of
 from interp.models.stacks import spread, stack_of
+from interp.models.transforms import OneOfSeveral
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,7 +104,7 @@ def _part(
             return None
     sublayer = Sublayer(
         path=core.path,
-        read=Refusal(entry.unknown) if entry.mixed else input_tap(entry.call, entry.key),
+        read=Refusal(entry.unknown) if entry.mixed else _read(trace, entry),
         raw=output_tap(raw_call, raw_key),
         contribution=scaled(output_tap(source.call, source.key), source.factor),
         pre_norm=None if entry.mixed else entry.norm,
@@ -120,6 +121,13 @@ def _part(
     attends = any(inner.path.endswith("@attention") for inner in trace.inside(core))
     mixes = attends or _mixes_positions(trace, stage.call, entry.call, entry.key, raw_call)
     return Part(sublayer, core, entry.call, entry.call.inputs[entry.key], raw_node, addition, mixes, attends)
+
+
+def _read(trace: Trace, entry: _Entry) -> Tap:
+    """What the sublayer receives; not open to edits where it comes as several arguments, as query, key and value."""
+    tap, node = input_tap(entry.call, entry.key), trace.root(entry.call.inputs[entry.key])
+    several = sum(trace.root(other) == node for other in entry.call.inputs.values()) > 1
+    return tap.then(OneOfSeveral()) if several else tap
 
 
 def _core(trace: Trace, stage: Stage, raw: Call, streams: set[int]) -> tuple[Call, _Entry | None]:
@@ -255,13 +263,13 @@ def _mixes_positions(trace: Trace, block: Call, first: Call, key: Key, last: Cal
     moved = x.clone()
     moved.view(x.shape[0] if x.ndim == 3 else 1, -1, x.shape[-1])[:, :-1] += x.std()
     again = first if last.path == first.path or last.path.startswith(first.path + ".") else block
+    same = [k for k, node in first.inputs.items() if trace.root(node) == trace.root(first.inputs[key])]
     reads: list[Tensor] = []
     outputs: list[Tensor] = []
 
     def read(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        if isinstance(key, int):
-            return (*args[:key], reads[-1], *args[key + 1 :]), kwargs
-        return args, {**kwargs, str(key): reads[-1]}
+        args = tuple(reads[-1] if i in same else value for i, value in enumerate(args))
+        return args, {name: reads[-1] if name in same else value for name, value in kwargs.items()}
 
     handles = [
         first.module.register_forward_pre_hook(read, with_kwargs=True),

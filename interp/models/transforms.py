@@ -135,6 +135,22 @@ class OneHead:
         return "of the one head"
 
 
+@dataclass(frozen=True, slots=True)
+class OneOfSeveral:
+    """A tensor that its module is given as several arguments: an edit of one would leave the others."""
+
+    writable = False
+
+    def read(self, x: Tensor) -> Tensor:
+        return x
+
+    def write(self, x: Tensor, new: Tensor) -> Tensor:
+        raise TypeError("the module takes this tensor as several arguments; a write would change one of them")
+
+    def __str__(self) -> str:
+        return "given as several arguments"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Transposed:
     """The last two axes exchanged."""
