@@ -90,7 +90,7 @@ def load_model_and_tokenizer(
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
-    packed = quantization is not None or is_quantised(checkpoint)
+    packed = quantization is not None or _is_quantised(checkpoint)
     if device_map is None and packed:  # a packed model is not moved once it is loaded
         device_map = {"": device}
     placed = {} if device_map is None else {"device_map": device_map, "offload_folder": offload_folder}
@@ -113,9 +113,21 @@ def load_model_and_tokenizer(
     return model if placed else model.to(device), _load_tokenizer(checkpoint)
 
 
-def is_quantised(checkpoint: Checkpoint) -> bool:
-    """Whether the checkpoint's config says that its weights are packed."""
-    return bool(_read_config(checkpoint.path).get("quantization_config"))
+def _is_quantised(checkpoint: Checkpoint) -> bool:
+    """Whether the checkpoint's config says that its weights are packed; `UserError` if it says so in unknown words."""
+    from transformers.quantizers.auto import AutoHfQuantizer
+
+    stated = _read_config(checkpoint.path).get("quantization_config")
+    if not stated:
+        return False
+    # transformers itself warns, and loads packed numbers as if they were weights.
+    if not AutoHfQuantizer.supports_quant_method(stated):
+        method = stated.get("quant_method")
+        raise UserError(
+            f"Cannot load {checkpoint.name}: its config says that its weights are quantised by {method!r}, which this "
+            "transformers does not know; use a checkpoint that is not quantised, or in another way."
+        )
+    return True
 
 
 def checkpoint_dtype(checkpoint: Checkpoint) -> str | None:

@@ -4,6 +4,7 @@ Weights that do not fit the device are kept in memory or on disk by accelerate: 
 empty tensors on the device `meta`. Whatever reads a weight outside a forward asks here.
 """
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -81,22 +82,24 @@ def device_of(model: nn.Module) -> torch.device:
 
 def devices_of(model: nn.Module) -> dict[str, str]:
     """Which module is on which device or on disk, as it was loaded; empty where all of it is on one device."""
-    placed: Any = getattr(model, "hf_device_map", None) or {}
-    return {str(path): str(place) for path, place in placed.items()} if len(set(placed.values())) > 1 else {}
+    given: Any = getattr(model, "hf_device_map", None) or {}
+    placed = {str(path): "disk" if place == "disk" else str(_device(place)) for path, place in given.items()}
+    return {} if {str(device_of(model))}.issuperset(placed.values()) else placed
 
 
 def refuse_shards(model: nn.Module) -> None:
     """Raises `UserError` where this process holds a part of a weight: its activations would be parts, too."""
-    setting = "tp_size" if (getattr(model, "_tp_size", None) or 1) > 1 else None
-    if setting is None:
+    size = getattr(model, "_tp_size", None) or 1
+    setting = f"tp_size={size}" if size > 1 else ""
+    if not setting and "torch.distributed.tensor" in sys.modules:  # without it there is no DTensor
         from torch.distributed.tensor import DTensor
 
         sharded = next((name for name, p in model.named_parameters() if isinstance(p, DTensor)), None)
-        setting = None if sharded is None else f"a DTensor as {sharded}"
-    if setting is not None:
+        setting = "" if sharded is None else f"{sharded} is a DTensor"
+    if setting:
         raise UserError(
-            f"{type(model).__name__} is split over processes by tensor parallelism ({setting}), and its points would "
-            "be shards: load it without tp_plan, and with device_map='auto' where it is larger than one device."
+            f"{type(model).__name__} is split over processes ({setting}), so its points would be shards: load it "
+            "without tp_plan, and with device_map='auto' where it is larger than one device."
         )
 
 

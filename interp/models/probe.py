@@ -99,6 +99,7 @@ class Trace:
                 name = next((name for name, own in call.module._parameters.items() if own is tensor), None)
                 if name is not None:
                     self._weights[node] = call.module, name
+                    self._constant.add(node)
                     break
         return node
 
@@ -152,25 +153,27 @@ class Trace:
         for node in call.outputs.values():
             self._returned[self.root(node)].append(call)
         if kept_elsewhere(call.module) or packs(call.module):
-            self._drop_weights(first, set(call.outputs.values()))
+            self._drop_weights(first)
 
-    def _drop_weights(self, first: int, returned: set[int]) -> None:
+    def _drop_weights(self, first: int) -> None:
         """Drop what this call fetched or unpacked: a model larger than memory would be held whole by its trace."""
         fetched = [n for n in self._weights if n >= first and kept_elsewhere(self._weights[n][0])]
-        sources = set().union(*(self.ancestors(node, since=first) for node in fetched))
+        storages = {self.value[node].untyped_storage().data_ptr() for node in fetched}
         for node in range(first, len(self.value)):
             op = self.producer.get(node)
+            if self.value.dropped(node):
+                continue
             if node in fetched:
                 module, name = self._weights[node]
                 again = partial(_own, module, name)
             elif op is not None and node in self._constant:
                 again = partial(self._made_again, op, op.outputs.index(node))
-            elif node in sources:
+            elif self.value[node].untyped_storage().data_ptr() in storages:
                 again = partial(self._made_again, None, node)
             else:
                 continue
             dropped = self.value.drop(node, again)
-            if dropped is not None and node not in returned and self._node.get(id(dropped)) == node:
+            if self._node.get(id(dropped)) == node:
                 del self._node[id(dropped)]  # the next tensor may get its identity
 
     def _made_again(self, op: Op | None, index: int) -> Tensor:

@@ -25,7 +25,10 @@ class Values:
     def append(self, value: Tensor) -> None:
         self._kept.append(value)
 
-    def drop(self, node: int, again: Callable[[], Tensor]) -> Tensor | None:
-        """Keep `again` instead of the tensor; the tensor, None if it was dropped before."""
-        kept, self._kept[node], self._again[node] = self._kept[node], None, again
+    def dropped(self, node: int) -> bool:
+        return self._kept[node] is None
+
+    def drop(self, node: int, again: Callable[[], Tensor]) -> Tensor:
+        """Keep `again` instead of the tensor; the tensor."""
+        kept, self._kept[node], self._again[node] = self[node], None, again
         return kept
