@@ -57,7 +57,7 @@ def _packed(call: Call, x: Tensor, y: Tensor) -> Linear | None:
         outputs = [call.module.forward(z) for z in (rows, others, rows + others, torch.zeros_like(rows))]
     first, second, both, none = (output.double() for output in outputs)
     size, gap = first.norm() + second.norm(), (first + second - both - none).norm()
-    rounding = 8 * torch.finfo(y.dtype).eps * size
+    rounding = 4 * torch.finfo(y.dtype).eps * size
     if not ((first - y.reshape(first.shape)).norm() <= rounding and gap <= COARSE * size):
         return None  # it depends on more than this input, or is not linear
     exact = bool(gap <= rounding)

@@ -27,7 +27,7 @@ def pick(output: Any, key: Key) -> Tensor:
     """The tensor of a module's output that `key` names."""
     if key is None:
         return output
-    return output[key] if isinstance(output, (dict, list, tuple)) else getattr(output, str(key))
+    return output[key] if hasattr(output, "__getitem__") else getattr(output, str(key))
 
 
 def put(output: Any, key: Key, new: Tensor) -> Any:

@@ -88,7 +88,8 @@ def test_logits_come_as_a_tensor_or_inside_something(wrap_up: Callable[[Tensor],
     vector = torch.randn(D_VOCAB, dtype=torch.float64)
     for edits in ((), (Add("resid_post.0", vector[:D_MODEL]), Add("lm_head", vector))):
         a, b = (e.run([Request(PROMPTS[0], ["logits"], edits, return_logits=True)])[0] for e in (engine, plain))
-        assert torch.equal(a.capture["logits"], b.capture["logits"]) and torch.equal(a.logits, a.capture["logits"])
+        assert torch.equal(a.capture["logits"], b.capture["logits"])
+        assert a.logits is not None and torch.equal(a.logits, a.capture["logits"])
 
 
 @pytest.mark.parametrize("wrap_up", OUTPUTS)

@@ -15,6 +15,8 @@ D_IN, D_OUT = 24, 40
 class Eight(nn.Module):
     """Eight-bit weights with a scale per row; what it reads is rounded, too, where `rounds` says so."""
 
+    step: Tensor
+
     def __init__(self, rounds: bool = False, bias: bool = True, activation: bool = False) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(0)
