@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from interp.models.linear import Linear
 from interp.models.norms import Norm
 
 
@@ -141,6 +142,22 @@ class OneHead:
         return "of the one head"
 
 
+@dataclass(frozen=True, slots=True)
+class OneOfSeveral:
+    """A tensor that its module is given as several arguments: an edit of one would leave the others."""
+
+    writable = False
+
+    def read(self, x: Tensor) -> Tensor:
+        return x
+
+    def write(self, x: Tensor, new: Tensor) -> Tensor:
+        raise TypeError("the module takes this tensor as several arguments; a write would change one of them")
+
+    def __str__(self) -> str:
+        return "given as several arguments"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Transposed:
     """The last two axes exchanged."""
@@ -195,12 +212,13 @@ class NormScale:
 class HeadOutputs:
     """z [.., heads, d_head] to each head's share of the attention output [.., heads, d_model], without its bias."""
 
-    weight: Tensor
-    """[d_model, heads, d_head]"""
+    output: Linear
+    n_heads: int
     writable = False
 
     def read(self, x: Tensor) -> Tensor:
-        return torch.einsum("...hd,mhd->...hm", x, self.weight)
+        weight = self.output.weight.unflatten(1, (self.n_heads, -1))
+        return torch.einsum("...hd,mhd->...hm", x, weight.to(x.device))
 
     def write(self, x: Tensor, new: Tensor) -> Tensor:
         raise TypeError("the heads' shares are summed inside the output projection; write z instead")
