@@ -12,18 +12,19 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from interp.edits import Edit
 from interp.engines.base import Capture, Provenance, Request, Result, Source, Support, refused
 from interp.engines.batching import Batch, pad
+from interp.engines.edit_checks import check_edit
 from interp.engines.hooks import Pass, Session, Use, held, pick, rows, select
+from interp.engines.steering import steered
 from interp.engines.writing import place_of
-from interp.errors import PointRefused, UserError
-from interp.models.anatomy import MATRIX_SIDES, Anatomy, Refusal, Routing, Tap
+from interp.errors import UserError
+from interp.models.anatomy import MATRIX_SIDES, Anatomy, Refusal, Tap
 from interp.models.float64 import numerics
 from interp.models.places import layout_of
 from interp.models.weights import BlockWeights, block_weights
 from interp.names import Layout
-from interp.points import POINTS, Address, ModelInfo
+from interp.points import Address, ModelInfo
 
 LOGGER = logging.getLogger("interp")
 HEAD_POINTS = frozenset({"lm_head", "logits"})
@@ -82,6 +83,7 @@ class EagerEngine:
 
     def run(self, requests: Sequence[Request]) -> list[Result]:
         """One Result per Request; raises `UserError` or `PointRefused` before any forward pass."""
+        requests = [steered(self, request) for request in requests]
         plans = [self._plan(request) for request in requests]
         results: dict[int, Result] = {}
         for matrix in (False, True):
@@ -99,8 +101,9 @@ class EagerEngine:
 
     def _plan(self, request: Request) -> dict[Address, Tap]:
         """The tap of every address that the request reads or edits, with every mistake found before the model runs."""
-        length = len(self._prompt(request)) + max(request.max_new_tokens, 0)
-        if length == 0 or not self._prompt(request):
+        prompt = self._prompt(request)
+        length = len(prompt) + max(request.max_new_tokens, 0)
+        if not prompt:
             raise UserError("A prompt needs at least one token.")
         if request.max_new_tokens < 0:
             raise UserError(f"max_new_tokens counts new tokens; {request.max_new_tokens} is below 0.")
@@ -108,7 +111,7 @@ class EagerEngine:
             raise UserError(
                 f"The prompt and its continuation take {length} tokens, but the model's context is {self.model.n_ctx}."
             )
-        bad = next((t for t in self._prompt(request) if not 0 <= t < self.model.d_vocab), None)
+        bad = next((t for t in prompt if not 0 <= t < self.model.d_vocab), None)
         if bad is not None:
             raise UserError(f"Token id {bad} is outside the vocabulary of {self.model.d_vocab} tokens.")
         plan = {address: self._tap(address) for address in map(Address.parse, request.capture)}
@@ -117,9 +120,7 @@ class EagerEngine:
                 "Attention matrices are captured on a finished sequence: run it again with max_new_tokens=0."
             )
         for edit in request.edits:
-            plan[edit.at] = self._editable(edit, length)
-            if request.max_new_tokens and plan[edit.at].side in MATRIX_SIDES:
-                raise UserError(f"{edit.at} is written on a finished sequence: run it again with max_new_tokens=0.")
+            plan |= check_edit(self.anatomy, self.model, edit, prompt, request.max_new_tokens)
         return plan
 
     def _tap(self, address: Address) -> Tap:
@@ -127,60 +128,6 @@ class EagerEngine:
         if isinstance(tap, Refusal):
             raise refused(address, tap)
         return tap
-
-    def _editable(self, edit: Edit, length: int) -> Tap:
-        tap = self._tap(edit.at)
-        place = place_of(self.anatomy, edit.at, tap)
-        if isinstance(place, Refusal):
-            nearest = f" Nearest: {', '.join(place.nearest)}." if place.nearest else ""
-            raise PointRefused(f"{edit.at} can be read but not written: {place.reason}.{nearest}")
-        self._check_tensor(edit, length)
-        beyond = [p for p in edit.positions or () if not 0 <= p < length]
-        if beyond:
-            raise UserError(
-                f"Position {beyond[0]} of the edit at {edit.at} is outside the sequence of {length} tokens."
-            )
-        return tap
-
-    def _check_tensor(self, edit: Edit, length: int) -> None:
-        """Raises `UserError` where the edit's tensor does not fit the point's shape per token, or has too few rows."""
-        if edit.tensor is None:
-            return
-        given, at = list(edit.tensor.shape), edit.at
-        if POINTS[at.name].matrix:
-            square = [length, length] if at.head is not None else [self.model.n_heads, length, length]
-            if given not in ([length], square):
-                raise UserError(f"The tensor for {at} has shape {given}; give {square}, or {[length]} for all queries.")
-            return
-        shape = [self._size(axis, at.layer) for axis in POINTS[at.name].shape]
-        if at.head is not None or (at.stream is not None and POINTS[at.name].shape[0] == "streams"):
-            del shape[0]
-        if not given or given[-1] != (shape[-1] or given[-1]):
-            width = given[-1] if given else 0
-            raise UserError(f"The tensor for {at} is {width} wide, but the point is {shape[-1]} wide.")
-        rows = given.pop(0) if edit.by_position(len(shape)) else None
-        if len(given) > len(shape) or any(n != (size or n) for n, size in zip(given[::-1], shape[::-1], strict=False)):
-            raise UserError(
-                f"The tensor for {at} has shape {list(edit.tensor.shape)}, but the point is {shape} per position."
-            )
-        last = length - 1 if edit.positions is None else max(edit.positions, default=-1)
-        if rows is not None and last >= rows:
-            raise UserError(
-                f"The tensor for {at} has {rows} rows, one per position from 0, but the edit reaches position {last}."
-            )
-
-    def _size(self, axis: str, layer: int | None) -> int | None:
-        """How long an axis is; None where it is not known before the model runs."""
-        if axis == "d_mlp" and layer is not None:
-            neurons = self.anatomy.blocks[layer].neurons
-            return None if isinstance(neurons, Refusal) else neurons.down.weight.shape[1]
-        routing = None if layer is None else self.anatomy.blocks[layer].routing
-        if isinstance(routing, Routing) and axis in ("experts", "selected"):
-            return routing.n_selected if axis == "selected" else routing.matrix.shape[0]
-        model = self.model
-        sizes = {"d_model": model.d_model, "d_head": model.d_head, "d_vocab": model.d_vocab}
-        counts = {"heads": model.n_heads, "kv_heads": model.n_kv_heads, "streams": model.n_streams}
-        return (sizes | counts).get(axis)
 
     def _prompt(self, request: Request) -> list[int]:
         if isinstance(request.tokens, str):
@@ -206,7 +153,7 @@ class EagerEngine:
             if n_new:
                 new, logits = self._generate(session, batch, requests, wants_logits)
             else:
-                session.now = Pass(batch.positions)
+                session.now = Pass(batch.positions, batch.tokens, batch.spans)
                 new, logits = [[] for _ in requests], self._forward(batch, head=wants_logits)
         return [
             self._result(session, plans[i], requests[i], prompts[i], batch.spans[i], i, new[i], logits)
@@ -223,6 +170,8 @@ class EagerEngine:
             for address in map(Address.parse, request.capture):
                 reads[held(address)].captured = True
             for edit in request.edits:
+                for address in edit.reads:
+                    reads[held(address)].kept = True
                 read = reads[held(edit.at)]
                 place = place_of(self.anatomy, read.address, read.tap)
                 assert not isinstance(place, Refusal)
@@ -274,7 +223,7 @@ class EagerEngine:
         kept: list[Tensor] = []
         tokens, mask, positions, cache = batch.tokens, batch.mask, batch.positions, None
         while True:
-            session.now = Pass(positions)
+            session.now = Pass(positions, tokens, batch.spans if cache is None else None)
             inputs = self._inputs(self.module, tokens, mask, positions)
             if cache is not None:
                 inputs[cache_name] = cache

@@ -5,19 +5,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from interp.edits import Edit
+from interp.edits import Context, Edit
 from interp.errors import InterpError
 from interp.models.anatomy import MATRIX_SIDES, Tap
 from interp.models.attention import AttentionCall, observed, observed_softmax
 from interp.models.inside import uncounted, watched_functions
 from interp.models.probe import Key
 from interp.models.rerun import by_position, pick, put, shares
-from interp.points import POINTS, Address
+from interp.points import POINTS, Address, Positions
 
 _ACTIVE: ContextVar["Session | None"] = ContextVar("active_session", default=None)
 """Whose pass this is: a run inside another's hook, or in another thread, is not the outer session's business."""
@@ -32,16 +33,43 @@ class Use:
     tap: Tap
     captured: bool = False
     edits: list[tuple[int, Edit]] = field(default_factory=list)
+    kept: bool = False
+    """Whether an edit further on reads it in the same pass."""
     stream: Tap | None = None
     """For edits of a sum that no single module passes on: its other addend, where `tap` reads the one to change."""
 
 
+class Row(NamedTuple):
+    """The real tokens of one prompt in one pass."""
+
+    start: int
+    """Absolute position of the first."""
+    ids: list[int]
+    columns: slice
+
+
 @dataclass
 class Pass:
-    """Where the forward pass stands: set before each one."""
+    """Where the forward pass stands: made anew for each one."""
 
     positions: Tensor
     """[batch, pos], absolute."""
+    tokens: Tensor
+    """[batch, pos]"""
+    spans: Sequence[slice] | None = None
+    """Columns of each prompt's real tokens in the first pass; None in a cached step, one new token in each row."""
+    kept: dict[Address, Tensor] = field(default_factory=dict)
+    """[batch, pos, ...]: what edits read elsewhere, at whole points."""
+    chosen: dict[tuple[int, Positions], Tensor | bool] = field(default_factory=dict)
+    """By row and positions: which tokens of the row are selected, [pos]; True for all of them, False for none."""
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """Read from the device once, and only where an edit needs it."""
+        starts = self.positions[:, 0] if self.spans is None else torch.zeros(len(self.tokens), dtype=torch.long)
+        spans = self.spans or [slice(0, 1)] * len(self.tokens)
+        each = zip(starts.tolist(), self.tokens.tolist(), spans, strict=True)
+        return [Row(start, ids[columns], columns) for start, ids, columns in each]
 
 
 class Session:
@@ -56,6 +84,8 @@ class Session:
         self.now: Pass | None = None
         self.lengths = lengths
         """Of the prompts, in tokens."""
+        self.means: dict[tuple[Address, int], Tensor] = {}
+        """By point and place among its edits: the mean over the prompt, for an edit that needs it."""
         self.aside: nn.Module | None = None
         """The module that is being run once more for what its parts add: edits inside hold, nothing is captured."""
 
@@ -184,21 +214,59 @@ class Session:
         """An attention matrix [batch, heads, query, key] with its edits, each on its own prompt's queries and keys."""
         assert self.now is not None
         value = value.clone()
-        for row, edit in use.edits:
-            n = self.lengths[row]
-            part, axis = (value[row], 1) if edit.at.head is None else (value[row, edit.at.head], 0)
-            part[..., :n, :n] = edit.apply(part[..., :n, :n], self.now.positions[row, :n], axis)
+        for number, (row, edit) in enumerate(use.edits):
+            columns = self.now.rows[row].columns
+            heads = slice(None) if edit.at.head is None else edit.at.head
+            part = value[row, heads][..., columns, columns]
+            self._edit(part, use, number, row, edit)
         return value
 
     def _changed(self, use: Use, value: Tensor) -> Tensor:
         """A point's tensor [batch, pos, ...] with its edits."""
         assert self.now is not None
         value = value.clone()
-        for row, edit in use.edits:
+        for number, (row, edit) in enumerate(use.edits):
             one = edit.at.head if edit.at.stream is None else edit.at.stream
-            where = (row,) if one is None else (row, slice(None), one)
-            value[where] = edit.apply(value[where], self.now.positions[row])
+            part = value[row, self.now.rows[row].columns]
+            self._edit(part if one is None else part[:, one], use, number, row, edit)
         return value
+
+    def _edit(self, part: Tensor, use: Use, number: int, row: int, edit: Edit) -> None:
+        """Apply one edit in place to a view of its prompt's own rows."""
+        assert self.now is not None
+        if edit.needs_mean and self.now.spans is not None:
+            self.means[use.address, number] = part.mean(0)
+        selected = self._selected(row, edit.positions, part.device)
+        if selected is False:
+            return
+        columns = self.now.rows[row].columns
+        context = Context(
+            positions=self.now.positions[row, columns].to(part.device),
+            selected=None if selected is True else selected,
+            held={read: self._kept(read, row, columns).to(part.device) for read in edit.reads},
+            mean=self.means.get((use.address, number)),
+        )
+        before = part.clone() if torch.is_grad_enabled() else part  # a backward needs what the edit was given
+        part.copy_(edit.apply(before, context))
+
+    def _selected(self, row: int, positions: Positions, device: torch.device) -> Tensor | bool:
+        assert self.now is not None
+        if positions.everywhere:
+            return True
+        if (row, positions) not in self.now.chosen:
+            start, ids, _ = self.now.rows[row]
+            found = positions.selected(start, len(ids), self.lengths[row], ids)
+            uniform = all(found) or not any(found)
+            self.now.chosen[row, positions] = found[0] if uniform else torch.tensor(found, device=device)
+        chosen = self.now.chosen[row, positions]
+        return chosen if isinstance(chosen, bool) else chosen.to(device)
+
+    def _kept(self, address: Address, row: int, columns: slice) -> Tensor:
+        assert self.now is not None
+        whole = self.now.kept.get(held(address))
+        if whole is None:
+            raise InterpError(f"{address} is read by an edit, but the module that holds it has not run before it.")
+        return select(whole[row, columns], address)
 
     def _visit(self, use: Use, x: Tensor) -> Tensor | None:
         """Capture and edit one tensor; the module's new tensor if it was edited."""
@@ -208,18 +276,25 @@ class Session:
         shaped = self._by_position(x)
         value = use.tap.read(shaped)
         if not use.edits:
-            if use.captured and self.aside is None:
+            if (use.captured or use.kept) and self.aside is None:
                 own = value.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
-                self.captured[use.address].append(value if own else value.clone())
+                self._store(use, value if own else value.clone())
             return None
         addend = value
         before = addend if use.stream is None else self.streams[use.address] + addend
         value = self._changed(use, before)
-        if use.captured and self.aside is None:
-            self.captured[use.address].append(value.clone())
+        if (use.captured or use.kept) and self.aside is None:
+            self._store(use, value.clone())
         if use.stream is not None:
             value = torch.where(value == before, addend, value - self.streams[use.address])
         return use.tap.write(shaped, value).reshape(x.shape)
+
+    def _store(self, use: Use, value: Tensor) -> None:
+        assert self.now is not None
+        if use.captured:
+            self.captured[use.address].append(value)
+        if use.kept:
+            self.now.kept[use.address] = value
 
     def _by_position(self, x: Tensor) -> Tensor:
         """[batch, pos, ...], also where the model has flattened the two into one axis."""
