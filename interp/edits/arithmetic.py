@@ -17,7 +17,7 @@ class Add(Edit):
     """x + scale · vector; `vector` is [width], or [heads, width] where the point has heads."""
 
     vector: TensorLike
-    scale: float = 1.0
+    scale: float | int = 1.0
 
     portable: ClassVar[bool] = True
 
@@ -41,7 +41,7 @@ class Add(Edit):
 class Scale(Edit):
     """x · factor."""
 
-    factor: float
+    factor: float | int
 
     portable: ClassVar[bool] = True
 

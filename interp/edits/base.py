@@ -155,7 +155,7 @@ class Edit:
             value = getattr(self, name)
             if name == "positions":
                 parts += [] if value == ALL else [f"positions={value}"]
-            elif isinstance(value, Address) or parameter.default is inspect.Parameter.empty:
+            elif parameter.default is inspect.Parameter.empty:
                 parts.append(str(value))
             elif isinstance(value, Values) or value != parameter.default:
                 parts.append(f"{name}={value}")

@@ -40,7 +40,7 @@ class Project(_Along):
     """x − (1 − keep)(x · v̂) v̂: the component along `vector` is taken out, or kept to the share `keep`."""
 
     vector: TensorLike
-    keep: float = 0.0
+    keep: float | int = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -65,8 +65,8 @@ class Cap(_Along):
     """x whose component along `vector` is at most `max` and, if given, at least `min`; in units of x."""
 
     vector: TensorLike
-    max: float
-    min: float | None = field(default=None, kw_only=True)
+    max: float | int
+    min: float | int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

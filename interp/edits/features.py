@@ -80,9 +80,9 @@ class SetFeature(_ThroughDictionary):
     dictionary: Any
     """A folder, or an object with encode and decode."""
     latent: int
-    value: float | None = field(default=None, kw_only=True)
-    delta: float | None = field(default=None, kw_only=True)
-    scale: float | None = field(default=None, kw_only=True)
+    value: float | int | None = field(default=None, kw_only=True)
+    delta: float | int | None = field(default=None, kw_only=True)
+    scale: float | int | None = field(default=None, kw_only=True)
     output: Address | str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
