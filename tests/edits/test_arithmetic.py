@@ -53,6 +53,7 @@ def test_operands_can_be_exchanged_without_a_new_structure(sample: Sample) -> No
             edit.with_operands([])
 
 
+@pytest.mark.usefixtures("unchecked_signatures")
 @pytest.mark.parametrize("kind", PLAIN)
 @pytest.mark.parametrize("seed", [3, 4, 5])
 def test_the_arithmetic_can_be_traced_with_symbols(kind: str, seed: int) -> None:
@@ -61,8 +62,9 @@ def test_the_arithmetic_can_be_traced_with_symbols(kind: str, seed: int) -> None
     numbers = [o if isinstance(o, Tensor) else torch.tensor(o, dtype=F64) for o in edit.operands()]
     names = [f"operand_{i}" for i in range(len(numbers))]
     graph = torch.fx.Graph()
+    tracer = torch.fx.proxy.GraphAppendingTracer(graph)
     x, positions, selected, mean, *operands = (
-        torch.fx.Proxy(graph.placeholder(name)) for name in ("x", "positions", "selected", "mean", *names)
+        torch.fx.Proxy(graph.placeholder(name), tracer) for name in ("x", "positions", "selected", "mean", *names)
     )
     traced = Context.__new__(Context)
     traced.__dict__.update(positions=positions, selected=selected, mean=mean, held={})
