@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from interp.engines.base import Request, Result
     from interp.engines.cache import run_with_cache
     from interp.engines.load import load_model, wrap
+    from interp.engines.steering import steer
     from interp.points import Address
 
 __version__ = "0.1.0"
@@ -21,6 +22,7 @@ _HOME = {
     "Transcoder": "interp.dictionaries",
     "load_model": "interp.engines.load",
     "run_with_cache": "interp.engines.cache",
+    "steer": "interp.engines.steering",
     "wrap": "interp.engines.load",
 }
 
@@ -33,6 +35,7 @@ __all__ = [
     "edits",
     "load_model",
     "run_with_cache",
+    "steer",
     "wrap",
 ]
 

@@ -5,6 +5,9 @@ from interp.dictionaries.config import ActivationConfig, DictionaryConfig, Model
 from interp.dictionaries.sparse_autoencoder import SparseAutoencoder
 from interp.dictionaries.storage import check_model, load_dictionaries, load_dictionary
 from interp.dictionaries.transcoder import Transcoder
+from interp.edits.coders import register_loader
+
+register_loader("interp", load_dictionary)
 
 __all__ = [
     "ActivationConfig",

@@ -21,7 +21,9 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from transformers.cache_utils import Cache
 
-from interp.engines.hooks import Pass, Session
+from interp.edits import Edit
+from interp.engines.editing import Pass
+from interp.engines.hooks import Session
 from interp.engines.kv_cache import BufferedLayer
 from interp.engines.thin_products import unroll_thin_products
 from interp.errors import InterpError, UserError
@@ -41,6 +43,15 @@ class CompiledSteps:
 
     def __init__(self) -> None:
         self._steps: dict[Hashable, Callable[..., list[Tensor]]] = {}
+
+    def check(self, edits: Sequence[Edit]) -> None:
+        """Raises `UserError` for an edit that runs Python of its own, which no graph can hold."""
+        own = next((edit for edit in edits if not edit.portable), None)
+        if own is not None:
+            raise UserError(
+                f"{type(own).__name__} at {own.at} runs Python inside the pass, and a compiled step holds none: load "
+                "the model without compile, or use an edit of interp.edits that is data."
+            )
 
     def length(self, n_columns: int) -> int:
         """How long buffers must be for `n_columns`."""

@@ -4,13 +4,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from interp.edits import Edit
+from interp.engines.editing import Editing, Pass, Use, held, select
 from interp.engines.graph import Graph
 from interp.errors import InterpError
 from interp.models.anatomy import MATRIX_SIDES, Tap
@@ -24,35 +23,6 @@ from interp.points import POINTS, Address
 _ACTIVE: ContextVar["Session | None"] = ContextVar("active_session", default=None)
 """Whose pass this is: a run inside another's hook, or in another thread, is not the outer session's business."""
 _ORDER = {name: place for place, name in enumerate(POINTS)}
-
-
-@dataclass
-class Use:
-    """What the batch wants at one whole point: who reads it, and rows' edits in order."""
-
-    address: Address
-    tap: Tap
-    readers: list[tuple[int, Address]] = field(default_factory=list)
-    """Rows that capture it, each with the address that it asked for: this point, or a head or stream of it."""
-    edits: list[tuple[int, Edit]] = field(default_factory=list)
-    stream: Tap | None = None
-    """For edits of a sum that no single module passes on: its other addend, where `tap` reads the one to change."""
-
-    @property
-    def captured(self) -> bool:
-        return bool(self.readers)
-
-
-@dataclass
-class Pass:
-    """Where the forward pass stands: set before each one."""
-
-    positions: Tensor
-    """[batch, pos], absolute."""
-    tokens: Tensor
-    """[batch, pos]"""
-    columns: slice
-    """Which columns of the whole run these are."""
 
 
 class Session:
@@ -73,6 +43,7 @@ class Session:
         self._n_passes, self._n_columns = 0, 0
         self._spans: Sequence[slice] = ()
         self._device = torch.device("cpu")
+        self.editing = Editing(self.uses)
         self.aside: nn.Module | None = None
         """The module that is being run once more for what its parts add: edits inside hold, nothing is captured."""
 
@@ -80,24 +51,26 @@ class Session:
         """Before the first pass: how many columns all passes have together, which of them are each row's prompt, and
         where captures go."""
         self._n_columns, self._spans, self._device = n_columns, spans, device
+        self.editing.start([span.stop - span.start for span in spans])
 
     def begin(self, now: Pass) -> None:
         """Before each pass."""
-        self.now = now
+        self.now = self.editing.now = now
         self._n_passes += 1
 
     @property
     def structure(self) -> tuple[Any, ...]:
         """Everything that a recorded step of this session holds, apart from its inputs."""
-        return tuple((use.address, use.captured) for use in self.uses)
+        return (*((use.address, use.captured) for use in self.uses), *self.editing.structure)
 
     def operands(self) -> list[Tensor]:
         """What a recorded step of this session takes beside tokens, positions and buffers."""
-        return []
+        return self.editing.operands(self._device)
 
     def recording(self, operands: Sequence[Tensor], now: Pass) -> "Session":
         """This session in one pass that is being recorded."""
         inner = Session(self.uses)
+        inner.editing = self.editing.recorded(operands)
         inner.start(1, [slice(0, 1) for _ in self._spans], self._device)
         inner.begin(now)
         inner.traced = {}
@@ -140,7 +113,7 @@ class Session:
                         handles.append(module.register_forward_hook(self._shares(uses), with_kwargs=True))
                 for use in self.uses:
                     if use.stream is not None:  # registered last: it sees what the edits above have made of the stream
-                        hook = self._remember(use.address, use.stream)
+                        hook = self._other_addend(use.address, use.stream)
                         handles.append(use.stream.module.register_forward_pre_hook(hook, with_kwargs=True))
                 yield
             finally:
@@ -164,7 +137,7 @@ class Session:
 
         return hook
 
-    def _remember(self, address: Address, tap: Tap):
+    def _other_addend(self, address: Address, tap: Tap):
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if _ACTIVE.get() is self:
                 self.streams[address] = tap.read(self._by_position(_argument(tap.key, args, kwargs)))
@@ -220,34 +193,13 @@ class Session:
         def edit(module: nn.Module, name: str, tensor: Tensor) -> Tensor:
             for use in self._own(groups.get((id(module), side), [])):
                 if use.tap.key == name and use.edits:
-                    changed = self._matrix if POINTS[use.address.name].matrix else self._changed
-                    tensor = use.tap.write(tensor, changed(use, use.tap.read(tensor)))
+                    tensor = use.tap.write(tensor, self.editing.changed(use, use.tap.read(tensor)))
                 if use.tap.key == name and use.captured and self.graph is not None:
                     value = self.graph.pass_through(use.readers, use.tap.read(tensor), self._spans)
                     tensor = use.tap.write(tensor, value)
             return tensor
 
         return edit
-
-    def _matrix(self, use: Use, value: Tensor) -> Tensor:
-        """An attention matrix [batch, heads, query, key] with its edits, each on its own prompt's queries and keys."""
-        assert self.now is not None
-        value = value.clone()
-        for row, edit in use.edits:
-            n = self._spans[row].stop
-            part, axis = (value[row], 1) if edit.at.head is None else (value[row, edit.at.head], 0)
-            part[..., :n, :n] = edit.apply(part[..., :n, :n], self.now.positions[row, :n], axis)
-        return value
-
-    def _changed(self, use: Use, value: Tensor) -> Tensor:
-        """A point's tensor [batch, pos, ...] with its edits."""
-        assert self.now is not None
-        value = value.clone()
-        for row, edit in use.edits:
-            one = edit.at.head if edit.at.stream is None else edit.at.stream
-            where = (row,) if one is None else (row, slice(None), one)
-            value[where] = edit.apply(value[where], self.now.positions[row])
-        return value
 
     def _visit(self, use: Use, x: Tensor) -> Tensor | None:
         """Capture and edit one tensor; the module's new tensor where it is another."""
@@ -256,27 +208,34 @@ class Session:
             return None  # its edits are in the arguments already, or come after
         shaped = self._by_position(x)
         addend = value = use.tap.read(shaped)
-        if not use.edits and (not use.captured or self.graph is None):
-            if use.captured and self.aside is None:
+        wanted = use.captured and self.aside is None
+        if not use.edits and not (wanted and self.graph is not None):
+            if wanted:
                 self.keep(use, value, x)
+            self._remember(use, value)
             return None
-        stream = None if use.stream is None else self.streams[use.address]
+        stream = None if use.stream is None else self.streams[use.address].to(value.device)
         before = value if stream is None else stream + value
-        value = self._changed(use, before) if use.edits else before
-        if use.captured and self.aside is None:
-            if self.graph is None:
-                self.keep(use, value)
-            elif not use.tap.writable:
-                self.keep(use, value)
-                return None
-            else:
-                value = self.graph.pass_through(use.readers, value, self._spans)
+        value = self.editing.changed(use, before) if use.edits else before
+        if wanted and self.graph is not None and use.tap.writable:
+            value = self.graph.pass_through(use.readers, value, self._spans)
+        elif wanted:
+            self.keep(use, value)
+        self._remember(use, value)
+        if not use.tap.writable:
+            return None
         if stream is not None:
             new = torch.where(value == before, addend, value - stream)
             value = new if self.graph is None else same_values(new, value - stream)
         new = use.tap.write(shaped, value).reshape(x.shape)
         unchanged = not use.edits and use.tap.steps
         return same_values(x, new) if unchanged and new.is_floating_point() else new
+
+    def _remember(self, use: Use, value: Tensor) -> None:
+        """For an edit further on that reads this point."""
+        if use.kept and self.aside is None:
+            assert self.now is not None
+            self.now.kept[use.address] = value.clone()
 
     def keep(self, use: Use, value: Tensor, source: Tensor | None = None) -> None:
         """Copy what one pass has at a point into its buffer; `source` is the module's tensor that it came from."""
@@ -323,22 +282,3 @@ class Session:
 
 def _argument(key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     return args[key] if isinstance(key, int) else kwargs[str(key)]
-
-
-def held(address: Address) -> Address:
-    """The point under which an address is read and written: all heads and streams of it.
-
-    What leaves a block of several streams is one tensor under two names.
-    """
-    if address.name == "resid_post" and address.stream is not None:
-        return Address("resid_streams", address.layer)
-    return address.whole
-
-
-def select(tensor: Tensor, address: Address) -> Tensor:
-    """One head or stream of a captured tensor, if the address names one."""
-    if address.stream is not None:
-        return tensor[:, address.stream]
-    if address.head is None:
-        return tensor
-    return tensor[address.head] if POINTS[address.name].matrix else tensor[:, address.head]

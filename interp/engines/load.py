@@ -37,6 +37,7 @@ def load_model(
     device_map: str | Mapping[str, Any] | None = None,
     offload_folder: str | Path | None = None,
     quantization: Any = None,
+    compile: bool = False,
     prove: bool = True,
     report: Callable[[str], None] = tell,
 ) -> EagerEngine:
@@ -53,6 +54,10 @@ def load_model(
     not serve. It takes tokens, and gives every capture, on the device of its embedding, `engine.device`. A checkpoint
     that is quantised loads as it is; `quantization` packs one that is not: "bitsandbytes-4bit", "bitsandbytes-8bit",
     or a `quantization_config` of transformers.
+
+    With `compile` new tokens are decoded by a compiled graph that holds the request's captures and edits. It is made
+    when a batch of that size, length and set of points first comes (about a minute), and kept under INTERP_CACHE; other
+    vectors, scales and positions need no other graph.
 
     Raises `UserError` for a model that cannot be found or read, or an unknown engine, device or dtype.
     """

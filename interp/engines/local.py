@@ -17,10 +17,12 @@ from torch import Tensor, nn
 
 from interp.engines.base import Capture, Provenance, Request, Result, Source, Step, Support, refused
 from interp.engines.compiled import CompiledSteps
+from interp.engines.editing import Use, held
 from interp.engines.graph import Graph, without_parameters
-from interp.engines.hooks import Session, Use, held
+from interp.engines.hooks import Session
 from interp.engines.plan import Plan, encode, plan
 from interp.engines.running import Running
+from interp.engines.steering import steered
 from interp.engines.writing import place_of
 from interp.errors import PointRefused, UserError
 from interp.models.anatomy import Anatomy, Refusal, Tap
@@ -201,7 +203,7 @@ class LocalEngine(ABC):
         assert not isinstance(head, Refusal)
         with torch.no_grad(), self.numerics():
             x = resid if self.anatomy.collapse is None else self.anatomy.collapse.module(resid)
-            return head.unembed(x if isinstance(norm, Refusal) else norm.module(x))
+            return head.unembed(x if isinstance(norm, Refusal) else norm.module(x)).to(resid.device)
 
     def weights(self, layer: int) -> BlockWeights | Refusal:
         """Linear maps of one block; a Refusal where its value path is not the linear one."""
@@ -217,7 +219,10 @@ class LocalEngine(ABC):
         self.compiled_steps = None
 
     def _plan(self, request: Request) -> Plan:
-        return plan(request, tuple(request.edits), self.anatomy, self.model, self.tokenizer)
+        found = plan(steered(self, request), self.anatomy, self.model, self.tokenizer)
+        if self.compiled_steps is not None and request.max_new_tokens:
+            self.compiled_steps.check(found.edits)
+        return found
 
     def _start(self, plans: Sequence[Plan], keep: Tensor | None = None) -> Running:
         """The batch, before its first pass."""
@@ -263,6 +268,8 @@ class LocalEngine(ABC):
                 use.readers.append((row, address))
             for edit in one.edits:
                 self._written(reads[held(edit.at)], writes).edits.append((row, edit))
+                for address in edit.reads:
+                    reads[held(address)].kept = True
         return [*reads.values(), *(use for use in writes.values() if use is not reads[use.address])]
 
     def _written(self, read: Use, writes: dict[Address, Use]) -> Use:

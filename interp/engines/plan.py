@@ -36,8 +36,8 @@ class Plan:
         return self.needs_matrix, self.request.max_new_tokens > 0, self.request.grad
 
 
-def plan(request: Request, edits: tuple[Edit, ...], anatomy: Anatomy, model: ModelInfo, tokenizer: Any) -> Plan:
-    """The plan of `request` with `edits`; raises `UserError` or `PointRefused`."""
+def plan(request: Request, anatomy: Anatomy, model: ModelInfo, tokenizer: Any) -> Plan:
+    """The plan of `request`; raises `UserError` or `PointRefused`."""
     prompt = ids_of(request.tokens, model, tokenizer)
     _check_length(request, prompt, model)
     if request.grad and request.max_new_tokens:
@@ -50,13 +50,9 @@ def plan(request: Request, edits: tuple[Edit, ...], anatomy: Anatomy, model: Mod
     taps = {address: _tap(anatomy, address) for address in captured}
     if request.max_new_tokens and any(tap.side in MATRIX_SIDES for tap in taps.values()):
         raise UserError("Attention matrices are captured on a finished sequence: run it again with max_new_tokens=0.")
-    for edit in edits:
-        for address in (edit.at,):
-            taps[address] = _tap(anatomy, address)
-        check_edit(anatomy, model, edit, prompt, request.max_new_tokens)
-        if request.max_new_tokens and taps[edit.at].side in MATRIX_SIDES:
-            raise UserError(f"{edit.at} is written on a finished sequence: run it again with max_new_tokens=0.")
-    return Plan(request, prompt, captured, edits, taps)
+    for edit in request.edits:
+        taps |= check_edit(anatomy, model, edit, prompt, request.max_new_tokens)
+    return Plan(request, prompt, captured, tuple(request.edits), taps)
 
 
 def ids_of(tokens: Any, model: ModelInfo, tokenizer: Any) -> list[int]:

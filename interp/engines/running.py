@@ -12,7 +12,8 @@ from torch import Tensor
 
 from interp.engines.base import Capture, Provenance, Result, Step
 from interp.engines.batching import pad
-from interp.engines.hooks import Pass, Session
+from interp.engines.editing import Pass
+from interp.engines.hooks import Session
 from interp.engines.kv_cache import buffered_cache
 from interp.engines.plan import Plan
 from interp.engines.sampling import Chooser, TokenLogprob
@@ -95,7 +96,8 @@ class Running:
         """One forward pass, and every unfinished request's next token."""
         n = self._tokens.shape[1]
         columns = slice(self._column, self._column + n)
-        self.session.begin(Pass(self._positions, self._tokens, columns))
+        spans = [row.span for row in self.rows] if self._column == 0 else None
+        self.session.begin(Pass(self._positions, self._tokens, columns, spans))
         logits = self._forward()
         self._column += n
         if self._wants_logits and logits is not None:
@@ -140,10 +142,11 @@ class Running:
 
     def _keep_logits(self, logits: Tensor, columns: slice) -> None:
         if not self._generates:
-            self._logits = logits
+            self._logits = logits.to(self.engine.device)
             return
         if self._logits is None:
-            self._logits = logits.new_empty(len(logits), self.n_columns, logits.shape[-1])
+            shape = len(logits), self.n_columns, logits.shape[-1]
+            self._logits = torch.empty(shape, dtype=logits.dtype, device=self.engine.device)
         self._logits[:, columns] = logits
 
     def results(self) -> list[Result]:

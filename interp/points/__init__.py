@@ -1,7 +1,8 @@
-"""The vocabulary: what can be named inside a model, and how a name is written."""
+"""The vocabulary: what can be named inside a model, how a name is written, and which positions are meant."""
 
 from interp.points.address import Address
 from interp.points.info import ModelInfo
+from interp.points.positions import ALL, Positions, Tokens
 from interp.points.table import BLOCK_POINTS, POINTS, STREAM_POINTS, Point
 
-__all__ = ["BLOCK_POINTS", "POINTS", "STREAM_POINTS", "Address", "ModelInfo", "Point"]
+__all__ = ["ALL", "BLOCK_POINTS", "POINTS", "STREAM_POINTS", "Address", "ModelInfo", "Point", "Positions", "Tokens"]
