@@ -65,8 +65,13 @@ def check_place(anatomy: Anatomy, model: ModelInfo, edit: Edit) -> dict[Address,
         _check_shape(anatomy, model, edit)
     if isinstance(edit, (SetFeature, Reconstruct)):
         like = torch.empty(0, dtype=getattr(torch, model.dtype), device=model.device)
-        d_in, d_out = (_shape(anatomy, model, at)[-1] for at in (edit.source, edit.at))
-        edit.check_widths(d_in, d_out, like)
+        source, output = _shape(anatomy, model, edit.source), _shape(anatomy, model, edit.at)
+        if source[:-1] != output[:-1]:
+            raise UserError(
+                f"The edit encodes {edit.source}, {source} per position, for {edit.at}, {output} per position; "
+                "name one head, or points of one shape."
+            )
+        edit.check_widths(source[-1], output[-1], like)
     return taps
 
 
