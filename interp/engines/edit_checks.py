@@ -123,7 +123,7 @@ def _size(anatomy: Anatomy, model: ModelInfo, axis: str, layer: int | None) -> i
     routing = None if layer is None else anatomy.blocks[layer].routing
     if isinstance(routing, Routing) and axis in ("experts", "selected"):
         return routing.n_selected if axis == "selected" else routing.matrix.shape[0]
-    sizes = {"d_model": model.d_model, "d_head": model.d_head, "d_vocab": model.d_vocab}
+    sizes = {"1": 1, "d_model": model.d_model, "d_head": model.d_head, "d_vocab": model.d_vocab}
     counts = {"heads": model.n_heads, "kv_heads": model.n_kv_heads, "streams": model.n_streams}
     return (sizes | counts).get(axis)
 
