@@ -65,8 +65,13 @@ def check_place(anatomy: Anatomy, model: ModelInfo, edit: Edit) -> dict[Address,
         _check_shape(anatomy, model, edit)
     if isinstance(edit, (SetFeature, Reconstruct)):
         like = torch.empty(0, dtype=getattr(torch, model.dtype), device=model.device)
-        d_in, d_out = (_shape(anatomy, model, at)[-1] for at in (edit.source, edit.at))
-        edit.check_widths(d_in, d_out, like)
+        source, output = _shape(anatomy, model, edit.source), _shape(anatomy, model, edit.at)
+        if source[:-1] != output[:-1]:
+            raise UserError(
+                f"The edit encodes {edit.source}, {source} per position, for {edit.at}, {output} per position; "
+                "name one head, or points of one shape."
+            )
+        edit.check_widths(source[-1], output[-1], like)
     return taps
 
 
@@ -118,7 +123,7 @@ def _size(anatomy: Anatomy, model: ModelInfo, axis: str, layer: int | None) -> i
     routing = None if layer is None else anatomy.blocks[layer].routing
     if isinstance(routing, Routing) and axis in ("experts", "selected"):
         return routing.n_selected if axis == "selected" else routing.matrix.shape[0]
-    sizes = {"d_model": model.d_model, "d_head": model.d_head, "d_vocab": model.d_vocab}
+    sizes = {"1": 1, "d_model": model.d_model, "d_head": model.d_head, "d_vocab": model.d_vocab}
     counts = {"heads": model.n_heads, "kv_heads": model.n_kv_heads, "streams": model.n_streams}
     return (sizes | counts).get(axis)
 

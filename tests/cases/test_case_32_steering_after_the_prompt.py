@@ -59,3 +59,22 @@ def test_a_mask_equals_a_teacher_forced_forward(family: str, positions: Any, mon
         unsteered = by_hand(family, result.tokens[:-1], torch.zeros(len(run)))
         assert (result.logits - unsteered).abs().max() > 1e-3
         assert model.run([request])[0].tokens == result.tokens
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_adding_is_bit_identical_to_a_hook_that_adds(dtype: torch.dtype) -> None:
+    model: Any = engine("llama", dtype).module
+    v, tokens = V.to(dtype), PROMPTS[1]
+
+    def add(module: Any, args: Any, output: Any) -> Any:
+        new = (output if isinstance(output, Tensor) else output[0]).clone()
+        new[:, 4:] += 3.7 * v
+        return new if isinstance(output, Tensor) else (new, *output[1:])
+
+    handle = model.get_submodule(LAYERS["llama"]).register_forward_hook(add)
+    with torch.no_grad():
+        right = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
+    handle.remove()
+    edit = Add("resid_post.1", v, 3.7, positions="4:")
+    (result,) = engine("llama", dtype).run([Request(tokens, edits=[edit], return_logits=True)])
+    assert result.logits is not None and torch.equal(result.logits, right)

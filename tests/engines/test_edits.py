@@ -145,7 +145,7 @@ def test_each_edit_equals_a_hand_written_forward(family: str, point: str) -> Non
         (Scale(at, -0.5), lambda x: x * -0.5),
         (Replace(at, v), lambda x: v.expand_as(x)),
         (Ablate(at), torch.zeros_like),
-        (Ablate(at, "mean"), lambda x: x.mean(1, keepdim=True).expand_as(x)),
+        (Ablate(at, "mean"), lambda x: x.mean(x.shape.index(len(TOKENS)), keepdim=True).expand_as(x)),
         (Ablate(at, v), lambda x: v.expand_as(x)),
         (Project(at, v, keep=0.3), lambda x: x - 0.7 * along(x, v)),
         (Cap(at, v, 0.05, min=-0.02), lambda x: x - along(x, v) + part(x, v).clamp(-0.02, 0.05) * (v / v.norm())),
@@ -153,7 +153,7 @@ def test_each_edit_equals_a_hand_written_forward(family: str, point: str) -> Non
         (Call(at, torch.sin), torch.sin),
         (Reconstruct(at, at, coder), lambda x: coder.decode(coder.encode(x))),
         (SetFeature(at, coder, 2, delta=1.5), lambda x: x + 1.5 * coder.out[2]),
-        (SetFeature(at, coder, 2, value=0), lambda x: x - coder.encode(x)[..., 2:3] * coder.out[2]),
+        (SetFeature(at, coder, 2, value=0.7), lambda x: x + (0.7 - coder.encode(x)[..., 2:3]) * coder.out[2]),
     ]
     clean = edited(family, [])
     for edit, change in cells:

@@ -40,7 +40,7 @@ class Coder:
     into, out, skip = noise(48, 70, seed=3), noise(70, 48, seed=4), noise(48, 48, seed=5)
 
     def encode(self, x: Tensor) -> Tensor:
-        return (x @ self.into / 7).relu()
+        return (x @ self.into / 7).abs()
 
     def decode(self, z: Tensor, x: Tensor) -> Tensor:
         return (z @ self.out + x @ self.skip) / 9
@@ -155,7 +155,7 @@ def test_a_point_that_is_read_shows_the_edits_made_there(family: str) -> None:
 @pytest.mark.parametrize("family", ["llama", "gemma3", "bloom"])
 def test_a_patched_run_goes_on_as_the_run_it_was_patched_from(family: str) -> None:
     model, at = engine(family), "resid_post.1"
-    other = [t + 1 for t in PROMPTS[1]]
+    other = [(t + 1) % 131 for t in PROMPTS[1]]
     source, plain = model.run([Request(other, capture=[at], return_logits=True), Request(PROMPTS[1], capture=[at])])
     request = Request(PROMPTS[1], edits=[Patch(at, source)], return_logits=True)
     assert close(model.run([request])[0].logits, source.logits)  # type: ignore[arg-type]
