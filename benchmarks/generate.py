@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from benchmarks import memory
-from benchmarks.interp_engine import worker
+from benchmarks.reference import worker
 from benchmarks.paired import Times, clocked, measure, ratio, spread
 from benchmarks.prompts import prompts
 from benchmarks.report import Report, Row, Table
@@ -60,7 +60,7 @@ def run() -> Report:
                 + _speeds(engines, together, "eight_callers", f"{CALLERS} callers", "reference", CALLERS),
             ),
             Table(
-                "Most memory held over weights + KV cache + captured (without libraries)",
+                "Most memory held over weights + KV cache + captured (without libraries and tokenizer)",
                 [
                     _memory("memory_one_caller", "one caller", held[0]),
                     _memory("memory_eight_callers", f"{CALLERS} callers", held[1]),
@@ -160,7 +160,7 @@ def _spoken(held: dict[str, Any]) -> str:
     size = {name: f"{value / 1e6:.1f} MB" for name, value in held.items() if isinstance(value, int)}
     return (
         f"One caller: weights {size['weights']}, KV cache {size['kv_cache']}, captured {size['captured']}; libraries "
-        f"({size['libraries']}, subtracted) are what the process holds after importing everything and running a tiny "
-        f"model the same way; peak while loading {size['loading_peak']}, held when loaded {size['loaded']}; peaks by "
-        f"{held['measured']}."
+        f"({size['libraries']}: after importing everything and running a tiny model the same way) and tokenizer "
+        f"({size['tokenizer']}) are subtracted; peak while loading {size['loading_peak']}, held when loaded "
+        f"{size['loaded']}; peaks by {held['measured']}."
     )

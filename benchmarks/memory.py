@@ -1,9 +1,10 @@
 """What generation with capture holds at most, in a process of its own: `python -m benchmarks.memory CALLERS`.
 
-    peak of the run − libraries ≤ (weights + KV cache + captured tensors) × 1.10
+    peak of the run − libraries − tokenizer ≤ (weights + KV cache + captured tensors) × 1.10
 
 Libraries are what the process holds after it has imported everything and sent a tiny model of the same type the same
-way: code, thread pools and buffers that are there before any weight is. The peak of loading is another number.
+way: code, thread pools and buffers that are there before any weight is. The tokenizer is weighed by loading it once
+before. The peak of loading is another number.
 """
 
 import gc
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import AutoTokenizer
 
 from benchmarks.prompts import prompts
 from benchmarks.resident import held, peak
@@ -22,13 +24,14 @@ from interp import Request, load_model
 from interp.engines.eager import EagerEngine
 from interp.engines.load import wrap
 from interp.errors import UserError
+from interp.models.checkpoint import resolve
 from interp.models.tiny import tiny_model
 
 RUNS = 3
 
 
 def measure(model: str, point: str, n_prompt: int, n_new: int, callers: int) -> dict[str, Any]:
-    """The figures of one process, in bytes; `run_peaks` and `loading_peak` without the libraries."""
+    """The figures of one process, in bytes; peaks and what is held when loaded are without libraries and tokenizer."""
     command = [sys.executable, "-m", "benchmarks.memory", model, point, *map(str, (n_prompt, n_new, callers))]
     done = subprocess.run(command, cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, text=True)
     if done.returncode:
@@ -42,6 +45,12 @@ def main(model: str, point: str, n_prompt: int, n_new: int, callers: int) -> Non
     del tiny
     gc.collect()
     libraries = held()
+    spare = AutoTokenizer.from_pretrained(resolve(model, lambda line: None).path)
+    spare("Hello, world")
+    tokenizer = held() - libraries
+    del spare
+    gc.collect()
+    before = libraries + tokenizer
     with peak() as loading:
         engine = load_model(model, device="cpu", dtype="float32")
     engine.module.generation_config.eos_token_id = None  # type: ignore[union-attr]
@@ -50,13 +59,14 @@ def main(model: str, point: str, n_prompt: int, n_new: int, callers: int) -> Non
     for _ in range(RUNS):
         with peak() as run:
             results = engine.run(requests)
-        runs.append(run.bytes - libraries)
+        runs.append(run.bytes - before)
         captured = sum(tensor.nbytes for result in results for tensor in result.capture.values())
         del results
     figures = {
         "libraries": libraries,
-        "loading_peak": loading.bytes - libraries,
-        "loaded": loaded - libraries,
+        "tokenizer": tokenizer,
+        "loading_peak": loading.bytes - before,
+        "loaded": loaded - before,
         "run_peaks": runs,
         "weights": weights(engine.module),
         "kv_cache": kv_cache(engine, callers * (n_prompt + n_new - 1)),

@@ -1,4 +1,4 @@
-"""interp-engine as a peer: a worker process in the peer's own environment, asked once per round."""
+"""The reference engine, interp-engine, as a peer: a worker process in the peer's own environment, asked once per round."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from interp.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 PYTHON = ROOT / ".peers" / "interp_engine" / "bin" / "python"
-WORKER = Path(__file__).with_name("interp_engine_worker.py")
+WORKER = Path(__file__).with_name("reference_worker.py")
 
 
 class Worker:
@@ -39,7 +39,7 @@ def worker(folder: Path) -> Iterator[Worker]:
     if not PYTHON.exists():
         raise UserError("interp-engine has no environment: `make bench` creates it.")
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": "", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-    command = [str(PYTHON), str(WORKER), str(folder)]
+    command = [str(PYTHON), "-P", str(WORKER), str(folder)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     ) as process:
