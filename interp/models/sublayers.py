@@ -30,6 +30,10 @@ class Part:
     calls_attention: bool
 
 
+MIXED = 0.1
+"""How far the output of what mixes positions moves, of its size, whatever the dtype: half precision rounds coarsely."""
+
+
 def output_tap(call: Call, key: Key) -> Tap:
     return Tap(call.path, call.module, "output", key)
 
@@ -274,7 +278,8 @@ def _mixes_positions(trace: Trace, block: Call, first: Call, key: Key, last: Cal
         for handle in handles:
             handle.remove()
     plain, perturbed = (out.reshape(-1, out.shape[-1])[-1] for out in (outputs[0], outputs[-1]))
-    return bool((plain - perturbed).abs().amax() > 1e3 * torch.finfo(x.dtype).eps * plain.abs().amax())
+    rounding = min(1e3 * torch.finfo(x.dtype).eps, MIXED)
+    return bool((plain - perturbed).abs().amax() > rounding * plain.abs().amax())
 
 
 def _first_tensor(output: object) -> Tensor:
