@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from benchmarks import memory
-from benchmarks.reference import worker
 from benchmarks.paired import Times, clocked, measure, ratio, spread
 from benchmarks.prompts import prompts
+from benchmarks.reference import worker
 from benchmarks.report import Report, Row, Table
 from interp import Request, load_model
 from interp.engines.base import Result

@@ -1,4 +1,4 @@
-"""The reference engine, interp-engine, as a peer: a worker process in the peer's own environment, asked once per round."""
+"""The reference engine, interp-engine: a worker process in an environment of its own, asked once per round."""
 
 import json
 import os
