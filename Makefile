@@ -39,7 +39,7 @@ $(SETUP): pyproject.toml constraints.txt Makefile
 	touch $@; \
 	echo "Setup took $$(( $$(date +%s) - started )) s; .venv/bin/interp --help lists the commands."
 
-# Other tools that tests compare with. Their pins clash, so each has an environment of its own; what it does not bring it
+# Other tools that tests compare with, and one that only benchmarks do. Their pins clash, so each has an environment of its own; what it does not bring it
 # finds in .venv, whose folder a .pth file names.
 PEERS := transformer_lens nnterp
 PEER_PATH := import os, sys, sysconfig; own = sysconfig.get_path("purelib", vars={"base": sys.argv[1]}); \
@@ -84,7 +84,7 @@ docs: setup ## write the generated pages of docs/ anew
 families: setup ## prove a tiny model of every causal-LM type and write docs/families.md (about five minutes)
 	.venv/bin/interp doctor --families --out docs/families.md
 
-bench: setup ## the benchmark tables
+bench: setup .peers/interp_engine/.setup-done ## the benchmark tables (a quarter of an hour)
 	.venv/bin/python -m benchmarks $(ARGS)
 
 clean: ## remove .venv, .peers and the tools' caches (converted models stay in the user's cache)

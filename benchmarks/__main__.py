@@ -1,20 +1,31 @@
-"""`python -m benchmarks [capture …]`: the tables named, or all of them."""
+"""`python -m benchmarks [NAME …] [--json]`: the tables named, or all of them."""
 
 import sys
+from collections.abc import Callable
 
-from benchmarks import capture
+from benchmarks import capture, generate
+from benchmarks.report import Report
+from interp.errors import UserError
 
-BENCHMARKS = {"capture": capture.run}
+BENCHMARKS: dict[str, Callable[[], Report]] = {"capture": capture.run, "generate": generate.run}
 
 
-def main(names: list[str]) -> int:
-    """Run the benchmarks; 2 for an unknown name."""
+def main(arguments: list[str]) -> int:
+    """Print each benchmark's table, with --json one line of JSON behind each; 2 on bad input."""
+    as_json, names = "--json" in arguments, [argument for argument in arguments if argument != "--json"]
     unknown = [name for name in names if name not in BENCHMARKS]
     if unknown:
         print(f"No benchmark is called {unknown[0]!r}; there are: {', '.join(BENCHMARKS)}.", file=sys.stderr)
         return 2
-    for name in names or BENCHMARKS:
-        print(BENCHMARKS[name](), flush=True)
+    try:
+        for name in names or BENCHMARKS:
+            report = BENCHMARKS[name]()
+            print(report.text(), flush=True)
+            if as_json:
+                print(report.json(), flush=True)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
     return 0
 
 

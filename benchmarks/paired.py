@@ -1,47 +1,50 @@
-"""Two or more functions timed in turn, so that a noisy machine slows all of them alike."""
+"""Two or more things timed in turn, so that a noisy machine slows all of them alike, and compared round by round."""
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+Times = dict[str, list[float]]
+"""Seconds by name, one per round."""
 
-class Ratio(NamedTuple):
-    """How much longer one function took than the first, over rounds in which both ran."""
 
-    name: str
+class Spread(NamedTuple):
+    """What lies in the middle of several rounds."""
+
     median: float
     low: float
-    """Lower quartile of the per-round ratios."""
+    """Lower quartile."""
     high: float
     """Upper quartile."""
-    seconds: float
-    """Median time of one call."""
 
 
-def compare(functions: Mapping[str, Callable[[], object]], rounds: int = 15) -> list[Ratio]:
-    """Each function's time over the first one's, round by round; the order turns around every other round."""
-    times: dict[str, list[float]] = {name: [] for name in functions}
-    for function in functions.values():
+def clocked(function: Callable[[], object]) -> Callable[[], float]:
+    """The same, giving the seconds that it took."""
+
+    def timed() -> float:
+        started = time.perf_counter()
         function()
+        return time.perf_counter() - started
+
+    return timed
+
+
+def measure(timed: Mapping[str, Callable[[], float]], rounds: int) -> Times:
+    """Seconds of each, once per round; every other round runs backwards. Warm up before."""
+    times: Times = {name: [] for name in timed}
     for number in range(rounds):
-        names = list(functions) if number % 2 == 0 else list(functions)[::-1]
-        for name in names:
-            started = time.perf_counter()
-            functions[name]()
-            times[name].append(time.perf_counter() - started)
-    base = next(iter(times.values()))
-    results = []
-    for name, taken in times.items():
-        ratios = [mine / first for mine, first in zip(taken, base, strict=True)]
-        low, median, high = statistics.quantiles(ratios, n=4)
-        results.append(Ratio(name, median, low, high, statistics.median(taken)))
-    return results
+        for name in list(timed) if number % 2 == 0 else list(timed)[::-1]:
+            times[name].append(timed[name]())
+    return times
 
 
-def table(title: str, results: list[Ratio]) -> str:
-    """The comparison as text."""
-    lines = [title, f"{'':44} {'ratio':>7} {'quartiles':>15} {'seconds':>9}"]
-    for r in results:
-        lines.append(f"{r.name:44} {r.median:7.3f} {f'{r.low:.3f}-{r.high:.3f}':>15} {r.seconds:9.3f}")
-    return "\n".join(lines)
+def ratio(over: Sequence[float], under: Sequence[float]) -> Spread:
+    """`over` by `under`, round by round."""
+    return spread([a / b for a, b in zip(over, under, strict=True)])
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Median and quartiles."""
+    low, median, high = statistics.quantiles(values, n=4)
+    return Spread(median, low, high)

@@ -32,6 +32,10 @@ class Part:
     calls_attention: bool
 
 
+MIXED = 0.1
+"""How far the output of what mixes positions moves, of its size, whatever the dtype: half precision rounds coarsely."""
+
+
 def output_tap(call: Call, key: Key) -> Tap:
     return Tap(call.path, call.module, "output", key)
 
@@ -284,7 +288,7 @@ def _mixes_positions(trace: Trace, block: Call, first: Call, key: Key, last: Cal
         for handle in handles:
             handle.remove()
     plain, perturbed = (out.reshape(-1, out.shape[-1])[-1] for out in (outputs[0], outputs[-1]))
-    rounding = 1e3 * torch.finfo(x.dtype).eps
+    rounding = min(1e3 * torch.finfo(x.dtype).eps, MIXED)
     if any(packs(module) for module in again.module.modules()):
         rounding = max(rounding, COARSE)
     return bool((plain - perturbed).abs().amax() > rounding * plain.abs().amax())

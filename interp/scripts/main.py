@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from interp.scripts import capture, demo, doctor, names, points, trace, train_transcoders
+from interp.scripts import bench, capture, demo, doctor, names, points, trace, train_transcoders
 from interp.scripts.console import finish
 
 COMMANDS: dict[str, tuple[type, Callable[[Any], int | None]]] = {
@@ -14,6 +14,7 @@ COMMANDS: dict[str, tuple[type, Callable[[Any], int | None]]] = {
     "capture": (capture.CaptureCommand, capture.run),
     "train-transcoders": (train_transcoders.TrainTranscoders, train_transcoders.run),
     "trace": (trace.Trace, trace.run),
+    "bench": (bench.Bench, bench.run),
     "demo": (demo.Demo, demo.run),
 }
 

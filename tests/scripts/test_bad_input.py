@@ -249,3 +249,14 @@ def test_flags_that_do_not_parse(interp: Interp, command: tuple[str, ...]) -> No
     """The parser's own message, which is a box and no sentence."""
     outcome = interp(*command)
     assert outcome.status == 2 and "Traceback" not in outcome.err and outcome.err
+
+
+def test_a_benchmark_that_does_not_exist(interp: Interp) -> None:
+    said = sentence(interp("bench", "capture", "nonsense"))
+    assert "'nonsense'" in said and "capture, generate" in said
+
+
+def test_benchmarks_without_a_checkout(interp: Interp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As from a wheel, which has no benchmarks beside the package."""
+    monkeypatch.setattr("interp.scripts.bench.CHECKOUT", tmp_path)
+    assert "clone the repository" in sentence(interp("bench", "capture"))
