@@ -73,7 +73,7 @@ def activation_patching(
     screen = Console(stderr=True)
     shown = screen.is_terminal if progress is None else progress
     batches = [cells[start : start + batch_size] for start in range(0, len(cells), batch_size)]
-    for batch in track(batches, "activation patching", console=screen, disable=not shown, transient=True):
+    for batch in track(batches, "activation patching", console=screen, disable=not shown):
         patched = model.run([Request(target, edits=[cell.edit], return_logits=True) for cell in batch])
         for cell, result in zip(batch, patched, strict=True):
             grid[cell.row, cell.column] = number(plan.measure(_logits(result.logits)))

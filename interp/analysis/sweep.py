@@ -99,8 +99,8 @@ def sweep(
 ) -> Sweep:
     """The experiment with every mistake found before a model runs.
 
-    Raises `UserError` for prompts of unequal length, positions outside of them, points without heads where heads are
-    asked for; `PointRefused` for a point that cannot be written.
+    Raises `UserError` for prompts that are the same or of unequal length, positions outside of them, points without
+    heads where heads are asked for; `PointRefused` for a point that cannot be written.
     """
     one, other = prompt_tokens(model, clean), prompt_tokens(model, corrupted)
     if len(one) != len(other):
@@ -108,6 +108,8 @@ def sweep(
             f"Patching compares position by position, but the clean prompt has {len(one)} tokens and the corrupted one "
             f"{len(other)}: choose words that are as many tokens long."
         )
+    if one == other:
+        raise UserError("The clean and the corrupted prompt are the same: there is nothing that a patch could recover.")
     rows = _rows(model, [points] if isinstance(points, (str, Address)) else points, heads)
     chosen = list(range(len(other))) if positions is None else list(positions)
     asked = [[entry] if isinstance(entry, int) else list(entry) for entry in chosen]
@@ -134,8 +136,10 @@ def _rows(model: Engine, points: Sequence[Address | str], heads: bool) -> tuple[
             if not (support := model.support(rows[-1])).writable:
                 raise PointRefused(f"{rows[-1]} cannot be patched: {support.reason}.")
     for row in rows if heads else ():
-        if not POINTS[row.name].has_heads or row.head is not None:
+        if not POINTS[row.name].has_heads:
             raise UserError(f"heads=True patches one head after the other, but {row} has none; heads are at z.")
+        if row.head is not None:
+            raise UserError(f"heads=True patches one head after the other; give {row.whole}, not {row}.")
     if not rows:
         raise UserError("Patching needs at least one point.")
     return tuple(rows)
