@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.edits import Edit
+from interp.engines.sampling import GREEDY, Sampling, TokenLogprob
 from interp.errors import PointRefused
 from interp.models.anatomy import Refusal
 from interp.points import Address, ModelInfo
@@ -22,8 +23,13 @@ class Request:
     capture: Sequence[Address | str] = ()
     edits: Sequence[Edit] = ()
     max_new_tokens: int = 0
-    """Greedy continuation; 0 runs the prompt alone."""
+    """0 runs the prompt alone."""
+    sampling: Sampling = GREEDY
+    logprobs: int = 0
+    """Of every new token: its log-probability and those of so many likeliest ones."""
     return_logits: bool = False
+    grad: bool = False
+    """Whether captured tensors lie on the autograd graph of this pass; parameters take no part in it."""
 
 
 class Capture(Mapping[Address, Tensor]):
@@ -65,12 +71,15 @@ class Provenance:
     """What produced a Result."""
 
     engine: str
+    """`eager`, `nnsight`, …, with `compiled` behind it where a compiled graph decoded."""
     versions: Mapping[str, str]
     dtype: str
     device: str
     attention: str
     """The attention implementation that ran; requests for attention matrices run the eager one."""
     sources: Mapping[Address, Source]
+    seed: int | None
+    """What the draws of this request began with; None where nothing was drawn."""
 
 
 @dataclass(frozen=True)
@@ -81,14 +90,30 @@ class Result:
     """Prompt and new tokens, in order."""
     n_prompt: int
     text: str | None
-    """The new tokens as text; None where none were asked for or there is no tokenizer."""
+    """The new tokens as text, up to a stop text; None where none were asked for or there is no tokenizer."""
     capture: Capture
     """[pos, ...]: one row per position that went through the model (prompt + new - 1)."""
     logits: Tensor | None
     """[pos, d_vocab] if asked."""
+    logprobs: list[TokenLogprob] | None
+    """One per new token, if asked."""
     finish_reason: str
-    """`prompt` (nothing was generated), `length` or `stop`."""
+    """`prompt` (nothing was generated), `length` or `stop` (an end token or a stop text)."""
     provenance: Provenance
+
+
+@dataclass(frozen=True)
+class Step:
+    """One new token of a stream."""
+
+    token: int
+    text: str
+    """What the text has grown by; held back while it may belong to a stop text or to an unfinished character."""
+    capture: Capture
+    """The rows of the positions that went through the model for this token: the whole prompt's at the first step."""
+    logprob: TokenLogprob | None
+    result: Result | None
+    """The whole Result, with the last step."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +143,10 @@ class Engine(Protocol):
 
     def run(self, requests: Sequence[Request]) -> list[Result]:
         """One Result per Request; raises `UserError` or `PointRefused` before any forward pass."""
+        ...
+
+    def stream(self, request: Request) -> Iterator[Step]:
+        """The same continuation as `run` gives, token by token; raises what `run` raises before the first."""
         ...
 
     def unembed(self, resid: Float[Tensor, "... d_model"]) -> Float[Tensor, "... d_vocab"]:

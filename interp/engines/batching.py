@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from interp.points import POINTS, Address
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -42,3 +44,37 @@ def pad(prompts: Sequence[Sequence[int]], device: torch.device, *, front: bool) 
         positions=(mask.cumsum(-1) - 1).clamp(min=0),
         spans=tuple(spans),
     )
+
+
+def stacked(rows: Sequence[Tensor], address: Address, keep: Tensor) -> Tensor:
+    """[batch, pos, ...] from each row's real tokens, which stand where `keep` ([batch, pos]) is True.
+
+    Other rows are NaN, -1 for integers.
+    """
+    if bool(keep.all()):
+        return torch.stack(list(rows))
+    missing = float("nan") if rows[0].is_floating_point() else -1
+    whole = []
+    for row, where in zip(rows, _real(keep), strict=True):
+        n_pos = keep.shape[1]
+        if POINTS[address.name].matrix:
+            full = row.new_full((*row.shape[:-2], n_pos, n_pos), missing)
+            full[..., where[:, None], where] = row
+        else:
+            full = row.new_full((n_pos, *row.shape[1:]), missing)
+            full[where] = row
+        whole.append(full)
+    return torch.stack(whole)
+
+
+def unstacked(whole: Tensor, address: Address, keep: Tensor) -> list[Tensor]:
+    """Each row's real tokens, out of what `stacked` gives."""
+    matrix = POINTS[address.name].matrix
+    return [
+        full[..., where[:, None], where] if matrix else full[where]
+        for full, where in zip(whole, _real(keep), strict=True)
+    ]
+
+
+def _real(keep: Tensor) -> list[Tensor]:
+    return [mask.nonzero().flatten() for mask in keep]

@@ -6,9 +6,12 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from interp.edits import Edit
 from interp.engines.base import Capture, Engine, Request
+from interp.engines.batching import stacked
+from interp.engines.local import LocalEngine
 from interp.errors import UserError
-from interp.points import POINTS, Address
+from interp.points import Address
 
 
 def run_with_cache(
@@ -16,11 +19,17 @@ def run_with_cache(
     tokens: Int[Tensor, "batch pos"],
     points: Sequence[Address | str] | Address | str,
     attention_mask: Int[Tensor, "batch pos"] | None = None,
+    *,
+    edits: Sequence[Edit] = (),
+    grad: bool = False,
 ) -> Capture:
     """Captured tensors [batch, pos, ...] by Address or by its text.
 
     With `attention_mask` (1 at real tokens, padding or gaps anywhere) each row runs as if it stood alone, and rows of
     masked positions are NaN (-1 for integers), so that a mean over padding cannot pass unnoticed.
+    `edits` change every row. With `grad` the tensors lie on the autograd graph of the pass, which goes on with them:
+    `torch.autograd.grad(cache["logits"][0, -1, 42], cache["resid_post.3"])` works for every point that can be written,
+    and a point that is only computed from the pass is where a backward can begin; parameters take no part.
     Raises what `Engine.run` raises, and `UserError` for a row without a real token.
     """
     if isinstance(tokens, str) or (isinstance(tokens, list) and tokens and isinstance(tokens[0], str)):
@@ -35,25 +44,13 @@ def run_with_cache(
         raise UserError("attention_mask must have the shape of tokens and at least one real token in every row.")
     keep = keep.to(tokens.device)
     addresses = [Address.parse(point) for point in points]
-    requests = [Request(row[mask].tolist(), capture=addresses) for row, mask in zip(tokens, keep, strict=True)]
+    requests = [
+        Request(row[mask].tolist(), capture=addresses, edits=edits, grad=grad)
+        for row, mask in zip(tokens, keep, strict=True)
+    ]
+    if grad:
+        if not isinstance(model, LocalEngine):
+            raise UserError('grad=True needs the model in this process: load it with engine="eager".')
+        return model.run_stacked(requests, keep)
     results = model.run(requests)
-    return Capture({a: _stack([r.capture[a] for r in results], a, keep) for a in addresses})
-
-
-def _stack(rows: list[Tensor], address: Address, keep: Tensor) -> Tensor:
-    if bool(keep.all()):
-        return torch.stack(rows)
-    missing = float("nan") if rows[0].is_floating_point() else -1
-    matrix = "query" in POINTS[address.name].shape
-    stacked = []
-    for row, mask in zip(rows, keep.to(rows[0].device), strict=True):
-        n_pos = mask.shape[0]
-        where = mask.nonzero().flatten()
-        if matrix:
-            full = row.new_full((*row.shape[:-2], n_pos, n_pos), missing)
-            full[..., where[:, None], where] = row
-        else:
-            full = row.new_full((n_pos, *row.shape[1:]), missing)
-            full[where] = row
-        stacked.append(full)
-    return torch.stack(stacked)
+    return Capture({a: stacked([r.capture[a] for r in results], a, keep) for a in addresses})

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from interp.edits import Edit
+from interp.engines.graph import Graph, same_values
 from interp.errors import InterpError
 from interp.models.anatomy import MATRIX_SIDES, Tap
 from interp.models.attention import AttentionCall, observed, observed_softmax
@@ -26,14 +27,19 @@ _ORDER = {name: place for place, name in enumerate(POINTS)}
 
 @dataclass
 class Use:
-    """What the batch wants at one whole point: rows that capture it, and rows' edits in order."""
+    """What the batch wants at one whole point: who reads it, and rows' edits in order."""
 
     address: Address
     tap: Tap
-    captured: bool = False
+    readers: list[tuple[int, Address]] = field(default_factory=list)
+    """Rows that capture it, each with the address that it asked for: this point, or a head or stream of it."""
     edits: list[tuple[int, Edit]] = field(default_factory=list)
     stream: Tap | None = None
     """For edits of a sum that no single module passes on: its other addend, where `tap` reads the one to change."""
+
+    @property
+    def captured(self) -> bool:
+        return bool(self.readers)
 
 
 @dataclass
@@ -42,22 +48,40 @@ class Pass:
 
     positions: Tensor
     """[batch, pos], absolute."""
+    tokens: Tensor
+    """[batch, pos]"""
+    columns: slice
+    """Which columns of the whole run these are."""
 
 
 class Session:
-    """The taps of one batch; `captured` collects one copy per pass and point, [batch, pos, ...]."""
+    """The taps of one batch, and what they have read: a buffer per point, [batch, column, ...], filled pass by pass."""
 
-    def __init__(self, uses: Sequence[Use], lengths: Sequence[int]) -> None:
+    def __init__(self, uses: Sequence[Use], graph: Graph | None = None) -> None:
         # Points that share a tensor (mlp_out and mlp_out_post where nothing stands between) are visited in the order of
         # the table, which is that of the forward pass: an edit at the first shows at the second, never the other way.
         self.uses = sorted(uses, key=lambda use: _ORDER[use.address.name])
-        self.captured: dict[Address, list[Tensor]] = defaultdict(list)
+        self.captured: dict[Address, Tensor] = {}
         self.streams: dict[Address, Tensor] = {}
         self.now: Pass | None = None
-        self.lengths = lengths
-        """Of the prompts, in tokens."""
+        self.graph = graph
+        """Where captured tensors go that stay on the path of the pass."""
+        self.traced: dict[Address, Tensor] | None = None
+        """While a step is traced: what it captures, one pass of it."""
+        self._passes: dict[Address, int] = defaultdict(int)
+        self._n_passes, self._n_columns = 0, 0
+        self._spans: Sequence[slice] = ()
         self.aside: nn.Module | None = None
         """The module that is being run once more for what its parts add: edits inside hold, nothing is captured."""
+
+    def start(self, n_columns: int, spans: Sequence[slice]) -> None:
+        """Before the first pass: how many columns all passes have together, and which of them are each row's prompt."""
+        self._n_columns, self._spans = n_columns, spans
+
+    def begin(self, now: Pass) -> None:
+        """Before each pass."""
+        self.now = now
+        self._n_passes += 1
 
     @property
     def needs_matrix(self) -> bool:
@@ -71,6 +95,8 @@ class Session:
             groups[id(use.tap.module), use.tap.side].append(use)
         handles = []
         token = _ACTIVE.set(self)
+        if self.graph is not None:
+            handles.append(self.graph.begin())
         with ExitStack() as stack:
             stack.callback(_ACTIVE.reset, token)
             if self.needs_matrix:
@@ -155,7 +181,7 @@ class Session:
                     found = shares(use.tap, args, kwargs, *self.now.positions.shape)
                 finally:
                     self.aside = None
-                self.captured[use.address].append(found)
+                self.keep(use, found)
 
         return hook
 
@@ -165,8 +191,8 @@ class Session:
                 tensor = getattr(call, str(use.tap.key))
                 if tensor is None:
                     raise InterpError(f"{use.address}: this family's attention function shows no such tensor.")
-                if use.captured:
-                    self.captured[use.address].append(use.tap.read(tensor).clone())
+                if use.captured and (self.graph is None or not use.tap.writable):
+                    self.keep(use, use.tap.read(tensor))
 
         return watch
 
@@ -176,6 +202,9 @@ class Session:
                 if use.tap.key == name and use.edits:
                     changed = self._matrix if POINTS[use.address.name].matrix else self._changed
                     tensor = use.tap.write(tensor, changed(use, use.tap.read(tensor)))
+                if use.tap.key == name and use.captured and self.graph is not None:
+                    value = self.graph.pass_through(use.readers, use.tap.read(tensor), self._spans)
+                    tensor = use.tap.write(tensor, value)
             return tensor
 
         return edit
@@ -185,7 +214,7 @@ class Session:
         assert self.now is not None
         value = value.clone()
         for row, edit in use.edits:
-            n = self.lengths[row]
+            n = self._spans[row].stop
             part, axis = (value[row], 1) if edit.at.head is None else (value[row, edit.at.head], 0)
             part[..., :n, :n] = edit.apply(part[..., :n, :n], self.now.positions[row, :n], axis)
         return value
@@ -201,25 +230,67 @@ class Session:
         return value
 
     def _visit(self, use: Use, x: Tensor) -> Tensor | None:
-        """Capture and edit one tensor; the module's new tensor if it was edited."""
+        """Capture and edit one tensor; the module's new tensor where it is another."""
         assert self.now is not None
         if self.aside is use.tap.module and use.tap.side in ("input", "output"):
             return None  # its edits are in the arguments already, or come after
         shaped = self._by_position(x)
-        value = use.tap.read(shaped)
-        if not use.edits:
+        addend = value = use.tap.read(shaped)
+        if not use.edits and (not use.captured or self.graph is None):
             if use.captured and self.aside is None:
-                own = value.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
-                self.captured[use.address].append(value if own else value.clone())
+                self.keep(use, value, x)
             return None
-        addend = value
-        before = addend if use.stream is None else self.streams[use.address] + addend
-        value = self._changed(use, before)
+        stream = None if use.stream is None else self.streams[use.address]
+        before = value if stream is None else stream + value
+        value = self._changed(use, before) if use.edits else before
         if use.captured and self.aside is None:
-            self.captured[use.address].append(value.clone())
-        if use.stream is not None:
-            value = torch.where(value == before, addend, value - self.streams[use.address])
-        return use.tap.write(shaped, value).reshape(x.shape)
+            if self.graph is None:
+                self.keep(use, value)
+            elif not use.tap.writable:
+                self.keep(use, value)
+                return None
+            else:
+                value = self.graph.pass_through(use.readers, value, self._spans)
+        if stream is not None:
+            new = torch.where(value == before, addend, value - stream)
+            value = new if self.graph is None else same_values(new, value - stream)
+        new = use.tap.write(shaped, value).reshape(x.shape)
+        unchanged = not use.edits and use.tap.steps
+        return same_values(x, new) if unchanged and new.is_floating_point() else new
+
+    def keep(self, use: Use, value: Tensor, source: Tensor | None = None) -> None:
+        """Copy what one pass has at a point into its buffer; `source` is the module's tensor that it came from."""
+        if self.graph is not None:
+            self.graph.pass_through(use.readers, value, self._spans)
+            return
+        if self.traced is not None:
+            self.traced[use.address] = value
+            return
+        self.put(use.address, value, source)
+
+    def put(self, address: Address, value: Tensor, source: Tensor | None = None) -> None:
+        """The same for a tensor that a traced step has returned."""
+        assert self.now is not None
+        self._passes[address] += 1
+        if POINTS[address.name].matrix or value.shape[1] == self._n_columns:
+            own = source is not None and value.untyped_storage().data_ptr() != source.untyped_storage().data_ptr()
+            self.captured[address] = value if own else value.clone()
+            return
+        if address not in self.captured:
+            self.captured[address] = value.new_empty(len(value), self._n_columns, *value.shape[2:])
+        self.captured[address][:, self.now.columns] = value
+
+    def rows(self, address: Address, row: int, columns: slice) -> Tensor:
+        """One request's captured rows at `address`; raises `InterpError` where the point's module did not run."""
+        if self.graph is not None:
+            return self.graph.rows(address, row)
+        whole = held(address)
+        if whole not in self.captured or self._passes[whole] != self._n_passes:
+            raise InterpError(f"{address}: the module that holds it did not run once in every pass.")
+        stored = self.captured[whole][row]
+        if POINTS[address.name].matrix:
+            return select(stored[:, columns, columns], address)
+        return select(stored[columns], address)
 
     def _by_position(self, x: Tensor) -> Tensor:
         """[batch, pos, ...], also where the model has flattened the two into one axis."""
@@ -249,17 +320,3 @@ def select(tensor: Tensor, address: Address) -> Tensor:
     if address.head is None:
         return tensor
     return tensor[address.head] if POINTS[address.name].matrix else tensor[:, address.head]
-
-
-def rows(stored: list[Tensor], address: Address, row: int, span: slice, n_new: int) -> Tensor:
-    """One prompt's real rows out of the batch's captures: its span of the first pass, one row of each later pass.
-
-    Raises `InterpError` where the point's module did not run.
-    """
-    if not stored:
-        raise InterpError(f"{address}: the module that holds it did not run in this pass.")
-    if POINTS[address.name].matrix:
-        return stored[0][row][:, span, span]
-    first = stored[0][row, span]
-    later = [step[row] for step in stored[1 : 1 + n_new]]
-    return torch.cat([first, *later]) if later else first

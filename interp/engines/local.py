@@ -1,0 +1,314 @@
+"""What every engine shares whose model is in this process: requests become passes, passes become results.
+
+An engine of this kind says how one pass runs with a session's taps in place; all else is here, once.
+"""
+
+import importlib.metadata
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property
+from threading import RLock
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from interp.engines.base import Capture, Provenance, Request, Result, Source, Step, Support, refused
+from interp.engines.compiled import CompiledSteps
+from interp.engines.graph import Graph, without_parameters
+from interp.engines.hooks import Session, Use, held
+from interp.engines.plan import Plan, encode, plan
+from interp.engines.running import Running
+from interp.engines.writing import place_of
+from interp.errors import PointRefused, UserError
+from interp.models.anatomy import Anatomy, Refusal, Tap
+from interp.models.float64 import numerics
+from interp.models.places import layout_of
+from interp.models.rerun import pick
+from interp.models.weights import BlockWeights, block_weights
+from interp.names import Layout
+from interp.points import Address, ModelInfo
+
+CACHE_NAMES = ("cache", "past_key_values", "cache_params")
+
+
+class LocalEngine(ABC):
+    """A model in this process. `anatomy` says where every point lives."""
+
+    name: str
+
+    def __init__(self, module: nn.Module, tokenizer: Any, anatomy: Anatomy, model: ModelInfo) -> None:
+        self.module, self.tokenizer, self.anatomy, self.model = module, tokenizer, anatomy, model
+        self.device = next(module.parameters()).device
+        self.compiled_steps: CompiledSteps | None = None
+        self._accepted = set(inspect.signature(module.forward).parameters)
+        self._trunk = module.get_submodule(anatomy.trunk) if anatomy.trunk else None
+        self._lock = RLock()
+
+    def __repr__(self) -> str:
+        model = self.model
+        size = f"{model.n_layers} layers, d_model {model.d_model}"
+        return f"<{model.name}: {size}, {model.dtype} on {model.device}, {self.name}>"
+
+    @abstractmethod
+    def attached(self, session: Session) -> AbstractContextManager[None]:
+        """The session's taps in place, for the passes inside the context."""
+
+    @abstractmethod
+    def forward(self, session: Session, module: nn.Module, inputs: Mapping[str, Any]) -> Any:
+        """One pass of `module`, the whole model or its trunk."""
+
+    def to_tokens(self, text: str | list[str]) -> Int[Tensor, "batch pos"]:
+        """Token ids with BOS as the tokenizer's own default; texts of unequal length raise `UserError`."""
+        texts = [text] if isinstance(text, str) else text
+        ids = [encode(one, self.model, self.tokenizer) for one in texts]
+        if len({len(row) for row in ids}) > 1:
+            raise UserError("These texts have different lengths in tokens; send each as its own Request.")
+        return torch.tensor(ids, device=self.device)
+
+    def to_chat_tokens(
+        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
+    ) -> Int[Tensor, "1 pos"]:
+        """Ids of a conversation ([{"role": "user", "content": …}, …]) through the tokenizer's own chat template.
+
+        With `add_generation_prompt` they end where the model's answer begins. Raises `UserError` where there is no
+        template.
+        """
+        if getattr(self.tokenizer, "chat_template", None) is None:
+            raise UserError(f"The tokenizer of {self.model.name} has no chat template; write the prompt as text.")
+        # The template writes BOS itself, so that the tokenizer must not add another.
+        given = self.tokenizer.apply_chat_template(
+            list(messages), add_generation_prompt=add_generation_prompt, tokenize=True, return_dict=True
+        )
+        return torch.tensor([list(given["input_ids"])], device=self.device)
+
+    def check_prompt(self, prompt: Sequence[int] | str) -> None:
+        """Raises `UserError` if `prompt` is empty, longer than the context, or holds ids outside the vocabulary."""
+        self._plan(Request(prompt))
+
+    def support(self, address: Address | str) -> Support:
+        """Whether `address` can be read and written here, else why not."""
+        address = Address.parse(address)
+        tap = self.anatomy.tap(address)
+        if isinstance(tap, Refusal):
+            return Support(False, False, tap.reason)
+        place = place_of(self.anatomy, address, tap)
+        return Support(True, not isinstance(place, Refusal), place.reason if isinstance(place, Refusal) else "")
+
+    @cached_property
+    def layout(self) -> Layout:
+        """What `interp.names` needs to translate other tools' names for this model; takes one short pass."""
+        return layout_of(self.anatomy, self.model)
+
+    def run(self, requests: Sequence[Request]) -> list[Result]:
+        """One Result per Request; raises `UserError` or `PointRefused` before any forward pass.
+
+        Requests of one kind (with new tokens or without, with attention matrices or without) share their passes.
+        """
+        plans = [self._plan(request) for request in requests]
+        results: dict[int, Result] = {}
+        for kind in dict.fromkeys(one.kind for one in plans):
+            group = [i for i, one in enumerate(plans) if one.kind == kind]
+            running = self._start([plans[i] for i in group])
+            self._finish(running)
+            results.update(zip(group, running.results(), strict=True))
+        return [results[i] for i in range(len(requests))]
+
+    def stream(self, request: Request) -> Iterator[Step]:
+        """The same continuation as `run` gives, token by token; raises what `run` raises before the first.
+
+        Between two steps the model is as it was: no hook is in place, and other requests may run.
+        """
+        one = self._plan(request)
+        if not request.max_new_tokens:
+            raise UserError("stream gives new tokens: set max_new_tokens, or use run for the prompt alone.")
+        return self._steps(self._start([one]))
+
+    def _steps(self, running: Running) -> Iterator[Step]:
+        while not running.done:
+            with self._passing(running):
+                running.advance()
+            yield running.step()
+
+    def run_stacked(self, requests: Sequence[Request], keep: Bool[Tensor, "batch pos"]) -> Capture:
+        """Tensors [batch, pos, ...] on the autograd graph: what the requests, one per row of `keep`, capture.
+
+        The pass goes on with these very tensors, so that a backward reaches them.
+        """
+        plans = [self._plan(request) for request in requests]
+        if len({one.kind for one in plans}) != 1 or not plans[0].request.grad:
+            raise UserError("run_stacked takes requests of one kind with grad=True.")
+        running = self._start(plans, keep)
+        self._finish(running)
+        assert running.session.graph is not None
+        return Capture({address: running.session.graph.stacked[address] for address in plans[0].captured})
+
+    def vjp(
+        self, request: Request, at: Mapping[Address | str, Tensor], to: Sequence[Address | str]
+    ) -> dict[Address, Tensor]:
+        """Gradients at `to` ([pos, ...], as captured) of Σ ⟨cotangent, tensor⟩ over the tensors at `at`.
+
+        One forward and one backward. Raises `PointRefused` for a point in `to` that the pass does not go on with.
+        """
+        wanted = {Address.parse(address): cotangent for address, cotangent in at.items()}
+        sources = [Address.parse(address) for address in to]
+        for address in sources:
+            support = self.support(address)
+            if support.readable and not support.writable:
+                raise PointRefused(f"{address} has no gradient: {support.reason}.")
+        given = Request(request.tokens, capture=[*wanted, *sources], edits=request.edits, grad=True)
+        (result,) = self.run([given])
+        outputs = [result.capture[address] for address in wanted]
+        for (address, cotangent), output in zip(wanted.items(), outputs, strict=True):
+            if cotangent.shape != output.shape:
+                raise UserError(f"{address} is {list(output.shape)} here; its cotangent is {list(cotangent.shape)}.")
+        found = torch.autograd.grad(
+            outputs,
+            [result.capture[address] for address in sources],
+            [cotangent.to(output) for cotangent, output in zip(wanted.values(), outputs, strict=True)],
+            materialize_grads=True,
+        )
+        return dict(zip(sources, found, strict=True))
+
+    def unembed(self, resid: Float[Tensor, "... d_model"]) -> Float[Tensor, "... d_vocab"]:
+        """Logits of a residual stream through the real final norm, head, scale and cap.
+
+        Raises `PointRefused` where the model's logits are not a linear map of its final norm's output.
+        """
+        head = self.anatomy.head
+        if isinstance(head, Refusal):
+            raise refused(Address("logits"), head)
+        n = self.model.n_streams
+        wanted = (self.model.d_model,) if n == 1 else (n, self.model.d_model)
+        if resid.shape[-len(wanted) :] != wanted:
+            shape = ", ".join(map(str, wanted))
+            raise UserError(f"unembed takes [..., {shape}]; this tensor has shape {list(resid.shape)}.")
+        if n > 1:  # the model's own collapse takes [batch, pos, streams, d_model]
+            return self._unembed(resid.reshape(-1, 1, *wanted)).reshape(*resid.shape[:-2], -1)
+        return self._unembed(resid)
+
+    def _unembed(self, resid: Tensor) -> Tensor:
+        head, norm = self.anatomy.head, self.anatomy.final_norm
+        assert not isinstance(head, Refusal)
+        with torch.no_grad(), self.numerics():
+            x = resid if self.anatomy.collapse is None else self.anatomy.collapse.module(resid)
+            return head.unembed(x if isinstance(norm, Refusal) else norm.module(x))
+
+    def weights(self, layer: int) -> BlockWeights | Refusal:
+        """Linear maps of one block; a Refusal where its value path is not the linear one."""
+        return block_weights(self.anatomy, layer)
+
+    def numerics(self) -> AbstractContextManager[Any]:
+        """In float64, the casts to float32 inside the model are lifted; else nothing."""
+        return numerics(next(self.module.parameters()).dtype)
+
+    def close(self) -> None:
+        """Free the model."""
+        self.module = nn.Module()
+        self.compiled_steps = None
+
+    def _plan(self, request: Request) -> Plan:
+        return plan(request, tuple(request.edits), self.anatomy, self.model, self.tokenizer)
+
+    def _start(self, plans: Sequence[Plan], keep: Tensor | None = None) -> Running:
+        """The batch, before its first pass."""
+        graph = Graph(self._root(), keep) if plans[0].request.grad else None
+        if any(one.request.max_new_tokens for one in plans) and self.cache_name() not in CACHE_NAMES:
+            raise UserError(f"{self.model.name} takes no cache under a name that is known here, so it cannot generate.")
+        return Running(self, plans, Session(self._uses(plans), graph))
+
+    def _finish(self, running: Running) -> None:
+        with self._passing(running):
+            while not running.done:
+                running.advance()
+
+    @contextmanager
+    def _passing(self, running: Running) -> Iterator[None]:
+        """Everything that a pass needs in place; one batch of an engine at a time."""
+        graph = running.session.graph
+        gradients = torch.no_grad() if graph is None else without_parameters(self.module)
+        with self._lock, gradients, self.numerics(), self.attached(running.session):
+            yield
+
+    def _root(self) -> Tap:
+        """Where the autograd graph of a pass begins."""
+        root = self.anatomy.embeddings
+        root = root if isinstance(root, Tap) and root.side in ("input", "output") else self.anatomy.blocks[0].input
+        if isinstance(root, Refusal):
+            raise refused(Address("resid_pre", 0), root)
+        return root
+
+    def _uses(self, plans: Sequence[Plan]) -> list[Use]:
+        """One Use per point; one more where it is written elsewhere than it is read."""
+        reads: dict[Address, Use] = {}
+        writes: dict[Address, Use] = {}
+        for row, one in enumerate(plans):
+            for address, tap in one.taps.items():
+                reads.setdefault(held(address), Use(held(address), tap))
+            for address in one.captured:
+                # A pass can only go on with a captured tensor at the place where a new value would be written.
+                use = self._written(reads[held(address)], writes) if one.request.grad else reads[held(address)]
+                use.readers.append((row, address))
+            for edit in one.edits:
+                self._written(reads[held(edit.at)], writes).edits.append((row, edit))
+        return [*reads.values(), *(use for use in writes.values() if use is not reads[use.address])]
+
+    def _written(self, read: Use, writes: dict[Address, Use]) -> Use:
+        place = place_of(self.anatomy, read.address, read.tap)
+        if isinstance(place, Refusal):
+            return read
+        own = read if place.tap is read.tap else Use(read.address, place.tap, stream=place.stream)
+        return writes.setdefault(read.address, own)
+
+    # What the model's forward takes.
+
+    def finished_pass(
+        self, session: Session, tokens: Tensor, mask: Tensor | None, positions: Tensor | None, *, head: bool
+    ) -> Tensor | None:
+        """One pass without a cache; its logits, or None where the head was left out because nobody wants it."""
+        inputs = self.inputs(tokens, mask, positions) | {"use_cache": False}
+        if head or self._trunk is None:
+            return pick(self.forward(session, self.module, inputs), self.anatomy.logits.key)
+        self.forward(session, self._trunk, inputs)
+        return None
+
+    def inputs(self, tokens: Tensor, mask: Tensor | None, positions: Tensor | None) -> dict[str, Any]:
+        """Keyword arguments of the model's forward."""
+        inputs: dict[str, Any] = {"input_ids": tokens}
+        if mask is not None:
+            inputs["attention_mask"] = mask
+        if positions is not None and self.anatomy.position_ids:
+            inputs["position_ids"] = positions
+        return inputs
+
+    def last_logits_only(self) -> dict[str, Any]:
+        """The keyword that keeps the head to the last position, where the model has it."""
+        return {"logits_to_keep": 1} if "logits_to_keep" in self._accepted else {}
+
+    def cache_name(self) -> str:
+        """What the model calls its cache; empty where it takes none that is known here."""
+        return next((name for name in CACHE_NAMES if name in self._accepted), "")
+
+    def end_tokens(self) -> frozenset[int]:
+        """Ids that end a continuation."""
+        stated = getattr(getattr(self.module, "generation_config", None), "eos_token_id", None)
+        return frozenset([stated] if isinstance(stated, int) else stated or [])
+
+    def provenance(self, session: Session, taps: Mapping[Address, Tap], seed: int | None, compiled: bool) -> Provenance:
+        """What produced a result."""
+        own = getattr(getattr(self.module, "config", None), "_attn_implementation", None)
+        return Provenance(
+            engine=f"{self.name}, compiled" if compiled else self.name,
+            versions={name: importlib.metadata.version(name) for name in self.packages},
+            dtype=self.model.dtype,
+            device=str(self.device),
+            attention="eager, observed" if session.needs_matrix else str(own),
+            sources={address: Source(tap.path, tap.side, tap.transform) for address, tap in taps.items()},
+            seed=seed,
+        )
+
+    packages: tuple[str, ...] = ("torch", "transformers")
+    """Whose versions a result names."""
