@@ -21,7 +21,7 @@ from interp.analysis.frozen_trunk import Contribution, FrozenTrunk, wide
 from interp.analysis.table import table
 from interp.analysis.tokens import Prompt, absolute, prompt_tokens, token_id, token_text
 from interp.engines.base import Request
-from interp.engines.eager import EagerEngine
+from interp.engines.local import LocalEngine
 from interp.points import Address
 
 
@@ -104,7 +104,7 @@ class LogitAttribution:
 
 
 def direct_logit_attribution(
-    model: EagerEngine,
+    model: LocalEngine,
     prompt: Prompt,
     token: int | str,
     minus: int | str | None = None,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from interp.engines.base import refused
-from interp.engines.eager import EagerEngine
+from interp.engines.local import LocalEngine
 from interp.errors import PointRefused, UserError
 from interp.models.anatomy import Add, Block, Head, Linear, Mixer, Refusal, Renorm, Sublayer, Weigh
 from interp.models.norms import Norm
@@ -43,7 +43,7 @@ class FrozenTrunk:
     Raises `PointRefused` where the stream or the head is not linear with its denominators fixed.
     """
 
-    def __init__(self, model: EagerEngine, heads: bool) -> None:
+    def __init__(self, model: LocalEngine, heads: bool) -> None:
         self.model, self.anatomy = model, model.anatomy
         self.head = self._linear_head()
         if model.model.n_streams > 1:

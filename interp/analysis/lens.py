@@ -16,7 +16,7 @@ from torch import Tensor
 from interp.analysis.table import table
 from interp.analysis.tokens import Prompt, absolute, prompt_tokens, token_text
 from interp.engines.base import Request
-from interp.engines.eager import EagerEngine
+from interp.engines.local import LocalEngine
 from interp.errors import UserError
 from interp.models.anatomy import Refusal
 from interp.points import POINTS, Address
@@ -54,7 +54,7 @@ class LogitLens:
 
 
 def logit_lens(
-    model: EagerEngine,
+    model: LocalEngine,
     prompt: Prompt,
     top_k: int = 5,
     layers: Sequence[int] | None = None,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -20,6 +21,16 @@ Positions = Sequence[int | Sequence[int]]
 """Each entry is patched by itself: one position, or several together (`[range(2, 5)]`); -1 is the last."""
 
 
+class Patch(NamedTuple):
+    """One cell of a sweep."""
+
+    at: Address
+    """With its head, where heads were patched."""
+    column: str
+    effect: float
+    recovered: float
+
+
 @dataclass(frozen=True, eq=False)
 class Patching:
     """What a metric becomes when activations of one prompt are put into a run of the other."""
@@ -32,6 +43,8 @@ class Patching:
     clean: float
     """The metric on the clean prompt."""
     corrupted: float
+    heads: bool
+    """Whether columns are heads."""
     noising: bool
     """False: clean activations were put into the corrupted run. True: corrupted ones into the clean run."""
 
@@ -52,13 +65,18 @@ class Patching:
             raise KeyError(f"{name!r} was not patched; patched: {', '.join(sorted({row.name for row in self.rows}))}")
         return replace(self, rows=tuple(self.rows[i] for i in kept), metric=self.metric[kept])
 
-    def largest(self, n: int = 10) -> list[tuple[Address, str, float]]:
-        """The `n` patches that move the metric most: where, which column, and what share is recovered."""
+    def largest(self, n: int = 10) -> list[Patch]:
+        """The `n` patches that move the metric most."""
         size = self.effect.abs().nan_to_num(nan=-1.0).flatten()
         order = size.argsort(descending=True)[: min(n, int((size >= 0).sum()))].tolist()
-        width = len(self.columns)
-        recovered = self.recovered.flatten()
-        return [(self.rows[i // width], self.columns[i % width], float(recovered[i])) for i in order]
+        cells = [divmod(i, len(self.columns)) for i in order]
+        return [
+            Patch(self._at(i, j), self.columns[j], float(self.effect[i, j]), float(self.recovered[i, j]))
+            for i, j in cells
+        ]
+
+    def _at(self, i: int, j: int) -> Address:
+        return replace(self.rows[i], head=j) if self.heads else self.rows[i]
 
     def __str__(self) -> str:
         what = "corrupted into clean" if self.noising else "clean into corrupted"
@@ -148,7 +166,7 @@ def _rows(model: Engine, points: Sequence[Address | str], heads: bool) -> tuple[
 def result_of(sweep: Sweep, metric: Tensor, clean: float, corrupted: float, noising: bool) -> Patching:
     """The experiment's result; `metric` is [rows, columns]."""
     columns = tuple(f"head {h}" for h in range(metric.shape[1])) if sweep.heads else sweep.columns
-    return Patching(sweep.rows, columns, metric, clean, corrupted, noising)
+    return Patching(sweep.rows, columns, metric, clean, corrupted, sweep.heads, noising)
 
 
 def check_difference(clean: float, corrupted: float) -> None:

@@ -118,7 +118,14 @@ def test_heads_are_columns() -> None:
     both = activation_patching(subject("llama"), CLEAN, CORRUPTED, "z", METRIC, heads=True, positions=[6, [4, 5]])
     one = activation_patching(subject("llama"), CLEAN, CORRUPTED, "z.1.head-3", METRIC, positions=[[4, 5, 6]])
     assert float(both.metric[1, 3]) == pytest.approx(float(one.metric[0, 0]), abs=1e-12)
-    assert len(found.largest(100)) == 18 + 6 and found.largest(1)[0][0].name in ("z", "value")
+    assert len(found.largest(100)) == 18 + 6
+    sizes = [abs(patch.effect) for patch in found.largest(100)]
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] == found.effect.abs().nan_to_num().max()
+    best = both.largest(1)[0]
+    row, head = divmod(int(both.effect.abs().argmax()), 6)
+    assert best.at == Address("z", row, head=head) and best.column == f"head {head}"
+    assert (best.effect, best.recovered) == (float(both.effect[row, head]), float(both.recovered[row, head]))
+    assert one.largest()[0].at == Address("z", 1, head=3) and one.largest()[0].column == "4 77 5 5 6 88"
 
 
 def test_attention_patterns_are_patched_head_by_head_and_query_by_query() -> None:

@@ -39,8 +39,10 @@ def test_added_to_the_mean_of_one_kind_it_gives_the_other() -> None:
 
 def test_text_is_read_as_the_tokenizer_reads_it() -> None:
     words = contrastive_vector(reader(), ["w1 w2", "w3"], ["w4 w5 w6"], "resid_post.1")
-    ids = [[reader().to_tokens(text)[0].tolist() for text in texts] for texts in (["w1 w2", "w3"], ["w4 w5 w6"])]
-    assert torch.equal(words, contrastive_vector(reader(), *ids, "resid_post.1"))
+    good, bad = ([reader().to_tokens(text) for text in texts] for texts in (["w1 w2", "w3"], ["w4 w5 w6"]))
+    assert good[0].tolist() == [[1, 5, 6]] and torch.equal(
+        words, contrastive_vector(reader(), good, bad, "resid_post.1")
+    )
 
 
 def test_what_cannot_be_asked() -> None:
