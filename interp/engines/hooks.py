@@ -84,6 +84,23 @@ class Session:
         self._n_passes += 1
 
     @property
+    def structure(self) -> tuple[Any, ...]:
+        """Everything that a recorded step of this session holds, apart from its inputs."""
+        return tuple((use.address, use.captured) for use in self.uses)
+
+    def operands(self) -> list[Tensor]:
+        """What a recorded step of this session takes beside tokens, positions and buffers."""
+        return []
+
+    def recording(self, operands: Sequence[Tensor], now: Pass) -> "Session":
+        """This session in one pass that is being recorded."""
+        inner = Session(self.uses)
+        inner.start(1, [slice(0, 1) for _ in self._spans])
+        inner.begin(now)
+        inner.traced = {}
+        return inner
+
+    @property
     def needs_matrix(self) -> bool:
         return any(use.tap.side in MATRIX_SIDES for use in self.uses)
 

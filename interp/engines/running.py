@@ -78,8 +78,11 @@ class Running:
         self.compiled = False
         if self._generates:
             self._cache_name = engine.cache_name()
-            if self._cache_name != "cache_params":
-                self._cache = buffered_cache(engine.module, self.n_columns)
+            steps = engine.compiled_steps
+            length = self.n_columns if steps is None else steps.length(self.n_columns)
+            self._cache = buffered_cache(engine.module, length) if self._cache_name != "cache_params" else None
+            if steps is not None:
+                self._whole_mask = batch.tokens.new_zeros(len(plans), length)
         session.start(self.n_columns, batch.spans)
 
     @property
@@ -121,11 +124,13 @@ class Running:
         if not self._generates:
             positions = self._positions if self._mask is not None else None
             return engine.finished_pass(self.session, self._tokens, self._mask, positions, head=self._wants_head)
-        if self._column and engine.compiled_steps is not None and self._cache is not None:
-            step = engine.compiled_steps.step(engine, self.session, self._cache, self._tokens, self._mask)
-            if step is not None:
-                self.compiled = True
-                return step(self._tokens, self._mask, self._positions, self._column)
+        if engine.compiled_steps is not None and self._column:
+            now = slice(0, self._column + 1)
+            self._whole_mask[:, now] = 1 if self._mask is None else self._mask
+            self.compiled = True
+            return engine.compiled_steps.run(
+                engine, self.session, self._cache, self._tokens, self._whole_mask, self._positions
+            )
         inputs = engine.inputs(self._tokens, self._mask, self._positions)
         if self._cache is not None:
             inputs[self._cache_name] = self._cache
