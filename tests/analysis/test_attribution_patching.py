@@ -98,7 +98,9 @@ def test_an_attention_pattern_is_estimated_too() -> None:
     by_head = attribution_patching(model, CLEAN, CORRUPTED, "attn_probs", METRIC, heads=True)
     by_query = attribution_patching(model, CLEAN, CORRUPTED, "attn_probs", METRIC)
     assert (by_head.effect.sum(-1) - by_query.effect.sum(-1)).abs().max() <= 1e-12
-    scores = attribution_patching(model, CLEAN, CORRUPTED, "attn_scores", METRIC)
+    masked = other("gpt_neo")  # its mask is an infinity
+    assert masked.run([Request(CLEAN, capture=["attn_scores.1"])])[0].capture["attn_scores.1"].isinf().any()
+    scores = attribution_patching(masked, CLEAN, CORRUPTED, "attn_scores", METRIC)
     assert scores.metric.isfinite().all() and scores.effect.abs().max() > 1e-6
     at, (estimate,) = "attn_probs.1.head-2", by_head["attn_probs"].effect[1, 2:3].tolist()
     here, there = (model.run([Request(tokens, capture=[at])])[0].capture[at] for tokens in (CORRUPTED, CLEAN))
