@@ -19,7 +19,7 @@ from torch import Tensor
 
 from interp.dictionaries import Transcoder
 from interp.engines.base import Capture, Request
-from interp.engines.eager import EagerEngine
+from interp.engines.local import LocalEngine
 from interp.errors import PointRefused, UserError
 from interp.models.anatomy import Head, Refusal
 from interp.models.norms import Norm
@@ -87,7 +87,7 @@ class ReplacementModel:
     is frozen. The transcoders are moved to the model's device and dtype and put into evaluation mode.
     """
 
-    def __init__(self, engine: EagerEngine, transcoders: Mapping[LayerKey, Transcoder]) -> None:
+    def __init__(self, engine: LocalEngine, transcoders: Mapping[LayerKey, Transcoder]) -> None:
         self.engine = engine
         n_layers = engine.model.n_layers
         if engine.model.dtype not in EXACT:

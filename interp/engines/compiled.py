@@ -89,7 +89,7 @@ class _Recording:
         engine, n = self._engine, 2 * len(self._layers)
         buffers, operands = rest[:n], rest[n:]
         inner = self._session.recording(operands, Pass(positions, tokens, slice(0, 1)))
-        inputs = engine.inputs(tokens, mask, positions) | {engine.cache_name(): self._cache, "use_cache": True}
+        inputs = engine.decoding_inputs(tokens, mask, positions, self._cache)
         before = [(layer.keys, layer.values) for layer in self._layers]
         try:
             for i, layer in enumerate(self._layers):

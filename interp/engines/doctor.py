@@ -3,7 +3,7 @@
 import torch
 
 from interp.engines.base import Request
-from interp.engines.eager import EagerEngine
+from interp.engines.local import LocalEngine
 from interp.models.anatomy import Refusal
 from interp.models.proofs import Claim, check, needed
 from interp.points import Address
@@ -12,7 +12,7 @@ PROBE_LENGTHS = (7, 4)
 """Two unequal prompts, so that padding is part of what is proven."""
 
 
-def prove(engine: EagerEngine) -> list[Claim]:
+def prove(engine: LocalEngine) -> list[Claim]:
     """Every claim of the model's points, checked on a batch of two random prompts of unequal length."""
     generator = torch.Generator().manual_seed(1)
     every = needed(engine.anatomy)
@@ -23,12 +23,12 @@ def prove(engine: EagerEngine) -> list[Claim]:
     return check(engine.anatomy, [result.capture for result in engine.run(requests)])
 
 
-def refuse_unproven(engine: EagerEngine) -> list[Claim]:
+def refuse_unproven(engine: LocalEngine) -> list[Claim]:
     """Run the proofs and take away every point that a failed claim vouched for, or none vouches for; the claims."""
     return refuse(engine, prove(engine))
 
 
-def refuse(engine: EagerEngine, claims: list[Claim]) -> list[Claim]:
+def refuse(engine: LocalEngine, claims: list[Claim]) -> list[Claim]:
     """Take away what `claims`, which are those of `prove`, contradict or leave out; the same claims."""
     vouched = {(name, claim.layer) for claim in claims for name in claim.points}
     # Where the stream begins is known by what the first block does with it, even if not by what it is made of.

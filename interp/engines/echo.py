@@ -19,8 +19,9 @@ from torch import Tensor
 
 from interp.edits import Edit
 from interp.engines.base import Capture, Request
-from interp.engines.eager import HEAD_POINTS, EagerEngine
 from interp.engines.hooks import select
+from interp.engines.local import LocalEngine
+from interp.engines.running import HEAD_POINTS
 from interp.engines.writing import Place, place_of
 from interp.models.anatomy import Anatomy, Mixer, Refusal
 from interp.models.equations import Equation, Sides
@@ -86,7 +87,7 @@ class Row(NamedTuple):
     writes: tuple[Write, ...]
 
 
-def echo(engine: EagerEngine) -> list[Claim]:
+def echo(engine: LocalEngine) -> list[Claim]:
     """Every claim of P7 about the points that the engine offers for writing, in two or three forward passes."""
     rows, capture = _rows(engine), needed(engine.anatomy)
     inner = [a for a in capture if a.name not in HEAD_POINTS]
@@ -109,13 +110,13 @@ def echo(engine: EagerEngine) -> list[Claim]:
     return claims + _functions(engine, unread)
 
 
-def _request(engine: EagerEngine, seed: int, capture: Sequence[Address], writes: Sequence[Write]) -> Request:
+def _request(engine: LocalEngine, seed: int, capture: Sequence[Address], writes: Sequence[Write]) -> Request:
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(0, engine.model.d_vocab, (N_POS,), generator=generator).tolist()
     return Request(tokens, capture=capture, edits=writes)
 
 
-def _rows(engine: EagerEngine) -> list[Row]:
+def _rows(engine: LocalEngine) -> list[Row]:
     rows = []
     for point in POINTS.values():
         layers = range(engine.model.n_layers) if point.per_layer else [None]
@@ -138,7 +139,7 @@ def _one_head(anatomy: Anatomy, address: Address) -> Address:
     return replace(address, head=layer % heads)
 
 
-def _around(engine: EagerEngine, write: Write, captured: Captured, plain: Captured) -> tuple[list[Claim], bool]:
+def _around(engine: LocalEngine, write: Write, captured: Captured, plain: Captured) -> tuple[list[Claim], bool]:
     """The claims about one write, and whether an equation computes something from the point."""
     anatomy, at, read = engine.anatomy, write.at, False
     one = "one head of " if at.head is not None else "one stream of " if at.stream is not None else ""
@@ -166,7 +167,7 @@ def _claim(anatomy: Anatomy, at: Address, text: str, sides: Sides | None) -> Ite
     yield from judged(anatomy, at.layer, ("P7", text, at.name, sides))
 
 
-def _read_back(engine: EagerEngine, write: Write, captured: Captured) -> Sides:
+def _read_back(engine: LocalEngine, write: Write, captured: Captured) -> Sides:
     at, (value,) = write.at, write.value
     tap = engine.anatomy.tap(_held(at))
     place = tap if isinstance(tap, Refusal) else place_of(engine.anatomy, at.whole, tap)
@@ -228,7 +229,7 @@ def _reads_tokens(anatomy: Anatomy, at: Address) -> bool:
     return at.name == "mlp_in" and not isinstance(mlp, Refusal) and mlp.by_token
 
 
-def _functions(engine: EagerEngine, unread: Sequence[tuple[Row, Write, Capture]]) -> list[Claim]:
+def _functions(engine: LocalEngine, unread: Sequence[tuple[Row, Write, Capture]]) -> list[Claim]:
     """The same writes on another prompt: what follows from the point alone must be the same."""
     rows: dict[int, list[tuple[Write, Capture, Address]]] = {}
     for row, write, captured in unread:

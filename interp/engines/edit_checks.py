@@ -58,7 +58,7 @@ def _size(anatomy: Anatomy, model: ModelInfo, axis: str, layer: int | None) -> i
     """How long an axis is; None where it is not known before the model runs."""
     if axis == "d_mlp" and layer is not None:
         neurons = anatomy.blocks[layer].neurons
-        return None if isinstance(neurons, Refusal) else neurons.down.weight.shape[1]
+        return None if isinstance(neurons, Refusal) else neurons.down.shape[1]
     routing = None if layer is None else anatomy.blocks[layer].routing
     if isinstance(routing, Routing) and axis in ("experts", "selected"):
         return routing.n_selected if axis == "selected" else routing.matrix.shape[0]

@@ -70,11 +70,6 @@ def _part(address: Address, row: int, span: slice) -> tuple[Any, ...]:
     return (row, span) if one is None else (row, span, one)
 
 
-def same_values(x: Tensor, on_path: Tensor) -> Tensor:
-    """The values of `x`, bit for bit, with the gradient of `on_path`, which equals it up to rounding."""
-    return x.detach() + (on_path - on_path.detach())
-
-
 @contextmanager
 def without_parameters(module: nn.Module) -> Iterator[None]:
     """Gradients are recorded, and no parameter takes part."""

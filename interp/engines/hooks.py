@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from interp.edits import Edit
-from interp.engines.graph import Graph, same_values
+from interp.engines.graph import Graph
 from interp.errors import InterpError
 from interp.models.anatomy import MATRIX_SIDES, Tap
 from interp.models.attention import AttentionCall, observed, observed_softmax
 from interp.models.inside import uncounted, watched_functions
 from interp.models.probe import Key
 from interp.models.rerun import by_position, pick, put, shares
+from interp.models.transforms import same_values
 from interp.points import POINTS, Address
 
 _ACTIVE: ContextVar["Session | None"] = ContextVar("active_session", default=None)
@@ -71,12 +72,14 @@ class Session:
         self._passes: dict[Address, int] = defaultdict(int)
         self._n_passes, self._n_columns = 0, 0
         self._spans: Sequence[slice] = ()
+        self._device = torch.device("cpu")
         self.aside: nn.Module | None = None
         """The module that is being run once more for what its parts add: edits inside hold, nothing is captured."""
 
-    def start(self, n_columns: int, spans: Sequence[slice]) -> None:
-        """Before the first pass: how many columns all passes have together, and which of them are each row's prompt."""
-        self._n_columns, self._spans = n_columns, spans
+    def start(self, n_columns: int, spans: Sequence[slice], device: torch.device) -> None:
+        """Before the first pass: how many columns all passes have together, which of them are each row's prompt, and
+        where captures go."""
+        self._n_columns, self._spans, self._device = n_columns, spans, device
 
     def begin(self, now: Pass) -> None:
         """Before each pass."""
@@ -95,7 +98,7 @@ class Session:
     def recording(self, operands: Sequence[Tensor], now: Pass) -> "Session":
         """This session in one pass that is being recorded."""
         inner = Session(self.uses)
-        inner.start(1, [slice(0, 1) for _ in self._spans])
+        inner.start(1, [slice(0, 1) for _ in self._spans], self._device)
         inner.begin(now)
         inner.traced = {}
         return inner
@@ -291,10 +294,12 @@ class Session:
         self._passes[address] += 1
         if POINTS[address.name].matrix or value.shape[1] == self._n_columns:
             own = source is not None and value.untyped_storage().data_ptr() != source.untyped_storage().data_ptr()
-            self.captured[address] = value if own else value.clone()
+            moved = value.to(self._device)
+            self.captured[address] = moved if own or moved is not value else value.clone()
             return
         if address not in self.captured:
-            self.captured[address] = value.new_empty(len(value), self._n_columns, *value.shape[2:])
+            shape = len(value), self._n_columns, *value.shape[2:]
+            self.captured[address] = torch.empty(shape, dtype=value.dtype, device=self._device)
         self.captured[address][:, self.now.columns] = value
 
     def rows(self, address: Address, row: int, columns: slice) -> Tensor:

@@ -1,7 +1,7 @@
 """From a model's name, directory or GGUF file to an engine whose points are proven."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +9,10 @@ from torch import nn
 
 from interp.engines.eager import EagerEngine
 from interp.errors import UserError
+from interp.models.calling import vocabulary_of
 from interp.models.describe import describe
-from interp.models.resolve import resolve
+from interp.models.parameters import refuse_shards
+from interp.models.resolve import N_POS, resolve
 
 ENGINES = ("auto", "eager")
 LOGGER = logging.getLogger("interp")
@@ -32,6 +34,9 @@ def load_model(
     engine: str = "auto",
     device: str | None = None,
     dtype: str | None = None,
+    device_map: str | Mapping[str, Any] | None = None,
+    offload_folder: str | Path | None = None,
+    quantization: Any = None,
     prove: bool = True,
     report: Callable[[str], None] = tell,
 ) -> EagerEngine:
@@ -43,17 +48,31 @@ def load_model(
     claims are kept under INTERP_CACHE; they are checked anew where the checkpoint, its dtype, the device, a version or
     the code that proves has changed.
 
+    A model larger than its device is split by `device_map`: "auto", or module paths with devices, "cpu" or "disk", as
+    transformers and accelerate take it; what is on disk lies in `offload_folder` where the checkpoint's own files do
+    not serve. It takes tokens, and gives every capture, on the device of its embedding, `engine.device`. A checkpoint
+    that is quantised loads as it is; `quantization` packs one that is not: "bitsandbytes-4bit", "bitsandbytes-8bit",
+    or a `quantization_config` of transformers.
+
     Raises `UserError` for a model that cannot be found or read, or an unknown engine, device or dtype.
     """
     if engine not in ENGINES:
         raise UserError(f"Unknown engine {engine!r}; choose {' or '.join(ENGINES)}.")
     from interp.models.checkpoint import checkpoint_dtype, fingerprint, load_model_and_tokenizer
     from interp.models.checkpoint import resolve as find
-    from interp.models.device import choose
+    from interp.models.device import choose, first_device
+    from interp.models.quantization import quantization_config
 
+    if device is not None and device_map is not None:
+        raise UserError(f"Both device={device!r} and a device_map are given; leave out one of them.")
+    placed = dict(device_map) if isinstance(device_map, Mapping) else device_map
     checkpoint = find(model, report)
-    chosen_device, chosen_dtype = choose(device, dtype, checkpoint_dtype(checkpoint), report)
-    module, tokenizer = load_model_and_tokenizer(checkpoint, chosen_device, chosen_dtype)
+    first = device if placed is None else first_device(placed)
+    chosen_device, chosen_dtype = choose(first, dtype, checkpoint_dtype(checkpoint), report)
+    packing = quantization_config(quantization, chosen_dtype)
+    module, tokenizer = load_model_and_tokenizer(
+        checkpoint, chosen_device, chosen_dtype, placed, offload_folder, packing
+    )
     print_of_it = fingerprint(checkpoint.path)
     loaded = wrap(module, tokenizer, name=checkpoint.name, fingerprint=print_of_it, prove=False)
     if prove:
@@ -66,14 +85,30 @@ def load_model(
 
 
 def wrap(
-    module: nn.Module, tokenizer: Any = None, *, name: str = "", fingerprint: str | None = None, prove: bool = True
+    module: nn.Module,
+    tokenizer: Any = None,
+    *,
+    name: str = "",
+    fingerprint: str | None = None,
+    d_vocab: int | None = None,
+    n_ctx: int | None = None,
+    prove: bool = True,
 ) -> EagerEngine:
-    """An engine for a causal language model of transformers that is already in memory; nothing is kept about it."""
+    """An engine for a causal language model that is already in memory; nothing is kept about it.
+
+    A class of transformers, or any module whose forward takes token ids [batch, pos] (as `input_ids`, or as its first
+    argument) and returns logits: a tensor, or something that holds them as `logits`. Where no config says
+    them, `d_vocab` is read from the table in which the ids are looked up, and the longest prompt is `n_ctx`.
+
+    Raises `UserError` for a module of which this process holds a shard alone, and `InterpError` where a pass shows no
+    trunk of blocks.
+    """
     from interp.models.checkpoint import fingerprint as fingerprint_of
 
     module = getattr(module, "_orig_mod", module)  # what torch.compile has wrapped
+    refuse_shards(module)
     module.eval()
-    d_vocab = _d_vocab(module)
+    d_vocab = vocabulary_of(module, N_POS) if d_vocab is None else d_vocab
     anatomy = resolve(module, d_vocab)
     info = describe(
         module,
@@ -81,6 +116,7 @@ def wrap(
         name=name or type(module).__name__,
         fingerprint=fingerprint or fingerprint_of(module),
         d_vocab=d_vocab,
+        n_ctx=n_ctx,
     )
     engine = EagerEngine(module, tokenizer, anatomy, info)
     if prove:
@@ -88,9 +124,3 @@ def wrap(
 
         refuse_unproven(engine)
     return engine
-
-
-def _d_vocab(module: nn.Module) -> int:
-    """Rows of the token embedding: every id that a model of transformers accepts."""
-    embedding: Any = module.get_input_embeddings()  # type: ignore[operator]
-    return int(embedding.weight.shape[0])

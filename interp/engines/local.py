@@ -4,7 +4,6 @@ An engine of this kind says how one pass runs with a session's taps in place; al
 """
 
 import importlib.metadata
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -25,7 +24,9 @@ from interp.engines.running import Running
 from interp.engines.writing import place_of
 from interp.errors import PointRefused, UserError
 from interp.models.anatomy import Anatomy, Refusal, Tap
+from interp.models.calling import calling_of
 from interp.models.float64 import numerics
+from interp.models.parameters import device_of, dtype_of
 from interp.models.places import layout_of
 from interp.models.rerun import pick
 from interp.models.weights import BlockWeights, block_weights
@@ -42,10 +43,13 @@ class LocalEngine(ABC):
 
     def __init__(self, module: nn.Module, tokenizer: Any, anatomy: Anatomy, model: ModelInfo) -> None:
         self.module, self.tokenizer, self.anatomy, self.model = module, tokenizer, anatomy, model
-        self.device = next(module.parameters()).device
+        self.device = device_of(module)
         self.compiled_steps: CompiledSteps | None = None
-        self._accepted = set(inspect.signature(module.forward).parameters)
-        self._trunk = module.get_submodule(anatomy.trunk) if anatomy.trunk else None
+        self._calling = calling_of(module)
+        trunk = module.get_submodule(anatomy.trunk)
+        self._trunk_calling = calling_of(trunk)
+        same = anatomy.trunk and self._trunk_calling.masks == self._calling.masks
+        self._trunk = trunk if same else None
         self._lock = RLock()
 
     def __repr__(self) -> str:
@@ -110,8 +114,10 @@ class LocalEngine(ABC):
         """
         plans = [self._plan(request) for request in requests]
         results: dict[int, Result] = {}
-        for kind in dict.fromkeys(one.kind for one in plans):
-            group = [i for i, one in enumerate(plans) if one.kind == kind]
+        # A model that takes no mask takes no padding.
+        kinds = [(one.kind, 0 if self._calling.masks else len(one.prompt)) for one in plans]
+        for kind in dict.fromkeys(kinds):
+            group = [i for i, own in enumerate(kinds) if own == kind]
             running = self._start([plans[i] for i in group])
             self._finish(running)
             results.update(zip(group, running.results(), strict=True))
@@ -203,7 +209,7 @@ class LocalEngine(ABC):
 
     def numerics(self) -> AbstractContextManager[Any]:
         """In float64, the casts to float32 inside the model are lifted; else nothing."""
-        return numerics(next(self.module.parameters()).dtype)
+        return numerics(dtype_of(self.module))
 
     def close(self) -> None:
         """Free the model."""
@@ -217,7 +223,10 @@ class LocalEngine(ABC):
         """The batch, before its first pass."""
         graph = Graph(self._root(), keep) if plans[0].request.grad else None
         if any(one.request.max_new_tokens for one in plans) and self.cache_name() not in CACHE_NAMES:
-            raise UserError(f"{self.model.name} takes no cache under a name that is known here, so it cannot generate.")
+            raise UserError(
+                f"{self.model.name} cannot generate: its forward takes no {' or '.join(CACHE_NAMES)}, and nothing is "
+                "run a second time here; run the prompt with max_new_tokens=0."
+            )
         return Running(self, plans, Session(self._uses(plans), graph))
 
     def _finish(self, running: Running) -> None:
@@ -269,28 +278,24 @@ class LocalEngine(ABC):
         self, session: Session, tokens: Tensor, mask: Tensor | None, positions: Tensor | None, *, head: bool
     ) -> Tensor | None:
         """One pass without a cache; its logits, or None where the head was left out because nobody wants it."""
-        inputs = self.inputs(tokens, mask, positions) | {"use_cache": False}
         if head or self._trunk is None:
+            inputs = self._calling.inputs(tokens, mask, positions)
             return pick(self.forward(session, self.module, inputs), self.anatomy.logits.key)
-        self.forward(session, self._trunk, inputs)
+        self.forward(session, self._trunk, self._trunk_calling.inputs(tokens, mask, positions))
         return None
 
-    def inputs(self, tokens: Tensor, mask: Tensor | None, positions: Tensor | None) -> dict[str, Any]:
-        """Keyword arguments of the model's forward."""
-        inputs: dict[str, Any] = {"input_ids": tokens}
-        if mask is not None:
-            inputs["attention_mask"] = mask
-        if positions is not None and self.anatomy.position_ids:
-            inputs["position_ids"] = positions
-        return inputs
+    def decoding_inputs(self, tokens: Tensor, mask: Tensor | None, positions: Tensor, cache: Any) -> dict[str, Any]:
+        """Keyword arguments of a pass that fills a cache; None lets the model make its own."""
+        inputs = self._calling.inputs(tokens, mask, positions, use_cache=True)
+        return inputs if cache is None else inputs | {self.cache_name(): cache}
 
     def last_logits_only(self) -> dict[str, Any]:
         """The keyword that keeps the head to the last position, where the model has it."""
-        return {"logits_to_keep": 1} if "logits_to_keep" in self._accepted else {}
+        return {"logits_to_keep": 1} if "logits_to_keep" in self._calling.named else {}
 
     def cache_name(self) -> str:
         """What the model calls its cache; empty where it takes none that is known here."""
-        return next((name for name in CACHE_NAMES if name in self._accepted), "")
+        return next((name for name in CACHE_NAMES if name in self._calling.named), "")
 
     def end_tokens(self) -> frozenset[int]:
         """Ids that end a continuation."""

@@ -13,12 +13,14 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from interp.errors import UserError
 from interp.files import atomic_path, cache_dir
+from interp.models.parameters import device_of, devices_of, dtype_of
 from interp.models.proofs import Claim
 
 ROOMS = ("points", "models", "engines")
@@ -27,7 +29,6 @@ ROOMS = ("points", "models", "engines")
 
 def key_of(module: nn.Module, folder: Path, fingerprint: str) -> dict[str, str]:
     """Everything that the claims about a loaded checkpoint depend on, in words."""
-    parameter = next(module.parameters())
     files = hashlib.sha256()
     for path in sorted(p for p in folder.iterdir() if p.is_file()):
         state = path.stat()
@@ -35,8 +36,10 @@ def key_of(module: nn.Module, folder: Path, fingerprint: str) -> dict[str, str]:
     return {
         "fingerprint": fingerprint,
         "files": files.hexdigest(),
-        "dtype": str(parameter.dtype).removeprefix("torch."),
-        "device": parameter.device.type,
+        "dtype": str(dtype_of(module)).removeprefix("torch."),
+        "device": device_of(module).type,
+        "devices": json.dumps(devices_of(module), sort_keys=True),
+        "quantization": _quantization(module),
         "precision": torch.get_float32_matmul_precision(),
         "attention": str(getattr(getattr(module, "config", None), "_attn_implementation", None)),
         "model_code": hashlib.sha256(Path(inspect.getfile(type(module))).read_bytes()).hexdigest(),
@@ -50,7 +53,7 @@ def proven(key: dict[str, str], prove: Callable[[], list[Claim]], report: Callab
 
     A damaged file, or a cache that cannot be written, is said once through `report`; the model loads all the same.
     """
-    path = cache_dir() / "proofs" / f"{key['fingerprint']}-{key['dtype']}-{key['device']}.json"
+    path = cache_dir() / "proofs" / _name(key)
     if (kept := _read(path, key, report)) is not None:
         return kept
     claims = prove()
@@ -61,6 +64,18 @@ def proven(key: dict[str, str], prove: Callable[[], list[Claim]], report: Callab
     except (UserError, OSError) as error:
         report(f"The proofs of this model are not kept, and the next load proves again: {error}")
     return claims
+
+
+def _name(key: dict[str, str]) -> str:
+    """A model that is split or packed at load has a file beside that of the checkpoint as it is."""
+    name = "-".join(key[part] for part in ("fingerprint", "dtype", "device"))
+    special = key["devices"] + key["quantization"]
+    return f"{name}.json" if special == "{}" else f"{name}-{hashlib.sha256(special.encode()).hexdigest()[:8]}.json"
+
+
+def _quantization(module: nn.Module) -> str:
+    config: Any = getattr(getattr(module, "config", None), "quantization_config", None)
+    return "" if config is None else str(config if isinstance(config, dict) else config.to_dict())
 
 
 def _read(path: Path, key: dict[str, str], report: Callable[[str], None]) -> list[Claim] | None:

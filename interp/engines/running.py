@@ -83,7 +83,7 @@ class Running:
             self._cache = buffered_cache(engine.module, length) if self._cache_name != "cache_params" else None
             if steps is not None:
                 self._whole_mask = batch.tokens.new_zeros(len(plans), length)
-        session.start(self.n_columns, batch.spans)
+        session.start(self.n_columns, batch.spans, engine.device)
 
     @property
     def done(self) -> bool:
@@ -131,12 +131,10 @@ class Running:
             return engine.compiled_steps.run(
                 engine, self.session, self._cache, self._tokens, self._whole_mask, self._positions
             )
-        inputs = engine.inputs(self._tokens, self._mask, self._positions)
-        if self._cache is not None:
-            inputs[self._cache_name] = self._cache
+        inputs = engine.decoding_inputs(self._tokens, self._mask, self._positions, self._cache)
         if not self._wants_head:
             inputs |= engine.last_logits_only()
-        output = engine.forward(self.session, engine.module, inputs | {"use_cache": True})
+        output = engine.forward(self.session, engine.module, inputs)
         self._cache = output[self._cache_name]
         return pick(output, engine.anatomy.logits.key)
 

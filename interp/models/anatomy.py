@@ -7,6 +7,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from interp.models.inside import Inside
+from interp.models.linear import Linear, products
 from interp.models.norms import Norm
 from interp.models.probe import Key
 from interp.models.rerun import Rerun
@@ -76,27 +77,6 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Linear:
-    """An affine map y = W x + b, whatever class computes it."""
-
-    path: str
-    module: nn.Module
-    transposed: bool
-    """Whether the module stores W as [in, out], as GPT-2 does."""
-
-    @property
-    def weight(self) -> Tensor:
-        """[out, in]"""
-        weight: Tensor = self.module.weight  # type: ignore[assignment]
-        return weight.T if self.transposed else weight
-
-    @property
-    def bias(self) -> Tensor | None:
-        """[out], or None."""
-        return getattr(self.module, "bias", None)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Stack:
     """How a sublayer of a trunk of several streams reads one vector from them and writes its output back."""
 
@@ -157,6 +137,15 @@ class Projection:
         """[heads, d_head], or None."""
         bias = self.linear.bias
         return None if bias is None else bias[self.index.to(bias.device)]
+
+    def sums(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Its channels of what the linear map makes of x, [..., heads · d_head], and the summands' magnitude."""
+        index = self.index.flatten()
+        if self.linear.packed is None:
+            bias = self.bias
+            return products(x, self.weight.flatten(0, 1), None if bias is None else bias.flatten())
+        y, magnitude = self.linear.sums(x)
+        return y[..., index.to(y.device)], magnitude[..., index.to(y.device)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -366,8 +355,6 @@ class Anatomy:
     head: Head | Refusal
     lm_head: Tap | Refusal
     logits: Tap
-    position_ids: bool
-    """Whether the model takes `position_ids`."""
     refused: dict[Address, Refusal]
     """Points whose proof failed; filled when the proofs have run."""
 

@@ -71,11 +71,17 @@ def resolve(model: str | Path, report: Callable[[str], None]) -> Checkpoint:
 
 
 def load_model_and_tokenizer(
-    checkpoint: Checkpoint, device: "torch.device", dtype: "torch.dtype"
+    checkpoint: Checkpoint,
+    device: "torch.device",
+    dtype: "torch.dtype",
+    device_map: "str | dict[str, Any] | None" = None,
+    offload_folder: str | Path | None = None,
+    quantization: Any = None,
 ) -> tuple["PreTrainedModel", "PreTrainedTokenizerBase | None"]:
     """The model in eval mode without gradients to its weights, and its tokenizer (none if the checkpoint has none).
 
-    Built in `dtype` on the CPU, then moved: constants that a model rounds when it is built (Gemma's embedding scale)
+    `device_map`, `offload_folder` and `quantization` (a `quantization_config`) are those of transformers. Without them
+    built in `dtype` on the CPU, then moved: constants that a model rounds when it is built (Gemma's embedding scale)
     are then those of `dtype`; a model cast later keeps the rounding of the earlier dtype.
 
     Raises `UserError` if transformers does not know the model type or the weights do not fit the config.
@@ -84,8 +90,16 @@ def load_model_and_tokenizer(
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
+    packed = quantization is not None or _is_quantised(checkpoint)
+    if device_map is None and packed:  # a packed model is not moved once it is loaded
+        device_map = {"": device}
+    placed = {} if device_map is None else {"device_map": device_map, "offload_folder": offload_folder}
+    if quantization is not None:
+        placed["quantization_config"] = quantization
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(checkpoint.path, dtype=dtype, output_loading_info=True)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            checkpoint.path, dtype=dtype, output_loading_info=True, **placed
+        )
     except (ValueError, KeyError, OSError, RuntimeError, ImportError, SafetensorError, StrictDataclassError) as error:
         raise UserError(f"Cannot load {checkpoint.name} from {checkpoint.path}: {_first_line(error)}") from None
     model, loading = loaded
@@ -96,7 +110,24 @@ def load_model_and_tokenizer(
             f"in {checkpoint.path} is incomplete."
         )
     model.eval().requires_grad_(False)
-    return model.to(device), _load_tokenizer(checkpoint)
+    return model if placed else model.to(device), _load_tokenizer(checkpoint)
+
+
+def _is_quantised(checkpoint: Checkpoint) -> bool:
+    """Whether the checkpoint's config says that its weights are packed; `UserError` if it says so in unknown words."""
+    from transformers.quantizers.auto import AutoHfQuantizer
+
+    stated = _read_config(checkpoint.path).get("quantization_config")
+    if not stated:
+        return False
+    # transformers itself warns, and loads packed numbers as if they were weights.
+    if not AutoHfQuantizer.supports_quant_method(stated):
+        method = stated.get("quant_method")
+        raise UserError(
+            f"Cannot load {checkpoint.name}: its config says that its weights are quantised by {method!r}, which this "
+            "transformers does not know; use a checkpoint that is not quantised, or in another way."
+        )
+    return True
 
 
 def checkpoint_dtype(checkpoint: Checkpoint) -> str | None:
@@ -123,9 +154,11 @@ def fingerprint(source: "str | Path | nn.Module") -> str:
         for piece in _sampled_files(folder):
             digest.update(piece)
     else:
+        from interp.models.parameters import stored
+
         config = getattr(source, "config", None)
         digest.update(_canonical(config.to_dict() if config is not None else {}))
-        for name, tensor in sorted(source.state_dict().items()):
+        for name, tensor in stored(source):
             flat = tensor.detach().reshape(-1)
             sample = flat[:: max(flat.numel() // 256, 1)].float().cpu().numpy()
             digest.update(f"{name}{tuple(tensor.shape)}".encode() + sample.tobytes())

@@ -5,16 +5,18 @@ from typing import Any
 from torch import nn
 
 from interp.models.anatomy import Anatomy, Mixer, Neurons
+from interp.models.parameters import device_of, dtype_of
 from interp.points import ModelInfo
 
 
-def describe(module: nn.Module, anatomy: Anatomy, *, name: str, fingerprint: str, d_vocab: int) -> ModelInfo:
+def describe(
+    module: nn.Module, anatomy: Anatomy, *, name: str, fingerprint: str, d_vocab: int, n_ctx: int | None = None
+) -> ModelInfo:
     """Dimensions are read from the resolved roles, and only what no run shows from the config."""
     config: Any = getattr(module, "config", None)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    text: Any = config.get_text_config() if hasattr(config, "get_text_config") else config
     mixers = [block.mixer for block in anatomy.blocks if isinstance(block.mixer, Mixer)]
-    widths = {b.neurons.down.weight.shape[1] for b in anatomy.blocks if isinstance(b.neurons, Neurons)}
-    parameter = next(module.parameters())
+    widths = {b.neurons.down.shape[1] for b in anatomy.blocks if isinstance(b.neurons, Neurons)}
     return ModelInfo(
         name=name,
         family=str(getattr(config, "model_type", type(module).__name__)),
@@ -26,10 +28,10 @@ def describe(module: nn.Module, anatomy: Anatomy, *, name: str, fingerprint: str
         d_head=mixers[0].d_head if mixers else 0,
         d_mlp=widths.pop() if len(widths) == 1 else 0,
         d_vocab=d_vocab,
-        n_ctx=getattr(text, "max_position_embeddings", None),
+        n_ctx=getattr(text, "max_position_embeddings", None) if n_ctx is None else n_ctx,
         bos_token_id=getattr(text, "bos_token_id", None),
-        dtype=str(parameter.dtype).removeprefix("torch."),
-        device=str(parameter.device),
+        dtype=str(dtype_of(module)).removeprefix("torch."),
+        device=str(device_of(module)),
         parallel=any(block.parallel for block in anatomy.blocks),
         n_streams=anatomy.n_streams,
     )

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -13,6 +14,8 @@ _DTYPES = {
     torch.bfloat16: ("bfloat16", "bf16"),
     torch.float16: ("float16", "fp16", "f16", "half"),
 }
+STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
+"""Of splitting a model over what is there, by accelerate's names."""
 _BY_NAME = {name: dtype for dtype, names in _DTYPES.items() for name in names}
 
 _log = logging.getLogger("interp").info
@@ -43,6 +46,20 @@ def choose(
         kept, dtype_reason = _keep_checkpoint_dtype(chosen, checkpoint_dtype)
     report(f"Running on {chosen} ({device_reason}) in {name_of(kept)} ({dtype_reason}).")
     return chosen, kept
+
+
+def first_device(device_map: str | dict[str, Any]) -> str | None:
+    """The device that a split model computes on first: that of the first module which is not in memory or on disk.
+
+    Raises `UserError` for a strategy that accelerate does not know.
+    """
+    if isinstance(device_map, str):
+        if device_map not in STRATEGIES:
+            known = ", ".join(STRATEGIES)
+            raise UserError(f"Unknown device_map {device_map!r}; choose {known}, or name a device for each module.")
+        return None
+    places = [f"cuda:{place}" if isinstance(place, int) else str(place) for place in device_map.values()]
+    return next((place for place in places if place not in ("cpu", "disk")), "cpu")
 
 
 def parse_dtype(name: str) -> torch.dtype:

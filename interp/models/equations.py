@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from interp.models.anatomy import Add, Block, Mixer, Neurons, Projection, Refusal, Remix, Sublayer, Weigh
+from interp.models.linear import Linear
 from interp.models.norms import Norm
 
 Equation = tuple[str, str, str, "Sides | None"]
@@ -149,7 +150,7 @@ def _stack_equations(name: str, streams: Tensor | None, at: Callable[[str], Tens
 def _attention_equations(mixer: Mixer, at: Callable[[str], Tensor | None]) -> Iterator[Equation]:
     z, value, probs, scores, out = at("z"), at("value"), at("attn_probs"), at("attn_scores"), at("attn_out")
     if z is not None and not isinstance(mixer.output, Refusal):
-        sides = _affine(z.flatten(-2), mixer.output.weight, mixer.output.bias, out)
+        sides = _affine(z.flatten(-2), mixer.output, out)
         yield "P5", "o_proj(z) = attn_out", "z attn_out", sides
         sides = _head_sum(at("head_out"), sides, mixer.output.bias)
         yield "P5", "sum of head_out + bias = attn_out", "head_out", sides
@@ -157,7 +158,7 @@ def _attention_equations(mixer: Mixer, at: Callable[[str], Tensor | None]) -> It
         if isinstance(projection, Projection) and projection.of_input:
             held = at(name)
             held = None if held is None else held.flatten(-2)
-            sides = _affine(at("attn_in"), projection.weight.flatten(0, 1), _flat(projection.bias), held)
+            sides = _affine(at("attn_in"), projection, held)
             equation = f"W attn_in + b = {name}"
             if sides is not None and projection.clip is not None:
                 sides = sides._replace(left=projection.clip.read(sides.left))
@@ -190,10 +191,6 @@ def _attention_equations(mixer: Mixer, at: Callable[[str], Tensor | None]) -> It
             Sides(soft, probs, spread.expand_as(soft), probs.shape[-1], fitted=mixer.sink),
         )
     yield from _head_norm_equations(mixer, at)
-
-
-def _flat(bias: Tensor | None) -> Tensor | None:
-    return None if bias is None else bias.flatten()
 
 
 def _normed_heads(norm: Norm, sides: Sides, heads: torch.Size) -> Sides:
@@ -255,13 +252,13 @@ def _mlp_equations(neurons: Neurons, at: Callable[[str], Tensor | None]) -> Iter
     act, pre, linear, out = at("mlp_act"), at("mlp_pre"), at("mlp_pre_linear"), at("mlp_out")
     if act is None:
         return
-    sides = _affine(act, neurons.down.weight, neurons.down.bias, out, neurons.multiplier)
+    sides = _affine(act, neurons.down, out, neurons.multiplier)
     yield "P6", "multiplier · down_proj(mlp_act) = mlp_out", "mlp_act mlp_out", sides
     if pre is None:
         return
     projection = neurons.projection
     if projection is not None and projection.of_input:
-        sides = _affine(at("mlp_in"), projection.weight.flatten(0, 1), _flat(projection.bias), pre)
+        sides = _affine(at("mlp_in"), projection, pre)
         yield "P6", "W mlp_in + b = mlp_pre", "mlp_in mlp_pre", sides
     if neurons.activation is None:
         bad = torch.full_like(act, float("inf"))
@@ -285,27 +282,17 @@ def _mlp_equations(neurons: Neurons, at: Callable[[str], Tensor | None]) -> Iter
     )
 
 
-def products(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """x W^T + b in float64, some rows of W at a time, and |x| |w| + |b| by Euclidean norms, a bound of the summands."""
-    own = [x @ part.double().T for part in weight.split(16384)]
-    magnitude = torch.linalg.vector_norm(x, dim=-1)[..., None] * torch.linalg.vector_norm(weight, dim=-1).double()
-    offset = torch.zeros((), dtype=x.dtype) if bias is None else bias.double()
-    return torch.cat(own, -1) + offset, magnitude + offset.abs()
-
-
 def same(result: Tensor | None, value: Tensor | None, factor: float = 1.0) -> Sides | None:
     if result is None or value is None:
         return None
     return Sides(value * factor, result, value.abs() * abs(factor), 1)
 
 
-def _affine(
-    x: Tensor | None, weight: Tensor, bias: Tensor | None, y: Tensor | None, factor: float = 1.0
-) -> Sides | None:
+def _affine(x: Tensor | None, linear: Linear | Projection, y: Tensor | None, factor: float = 1.0) -> Sides | None:
     if x is None or y is None:
         return None
-    left, magnitude = products(x, weight, bias)
-    return Sides(left * factor, y, magnitude * abs(factor), weight.shape[1])
+    left, magnitude = linear.sums(x)
+    return Sides(left * factor, y, magnitude * abs(factor), x.shape[-1])
 
 
 def _head_sum(shares: Tensor | None, whole: Sides | None, bias: Tensor | None) -> Sides | None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from interp.models.parameters import own
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Norm:
@@ -27,13 +29,13 @@ class Norm:
 
         In float32 at least: in bfloat16, 1 + weight would be rounded.
         """
-        weight = getattr(self.module, "weight", None)
+        weight = own(self.module, "weight")
         return torch.ones(()) if weight is None else weight.to(_wide(weight)) + self.gain_offset
 
     @property
     def bias(self) -> Tensor | None:
         """[d], or None."""
-        return getattr(self.module, "bias", None)
+        return own(self.module, "bias")
 
     def scale(self, x: Tensor) -> Tensor:
         """The denominator, epsilon included: [..., 1]."""
@@ -73,7 +75,7 @@ def classify(path: str, module: nn.Module, x: Tensor, y: Tensor) -> Norm | None:
                 norm = Norm(path, module, centred, eps, offset)
                 fitted = norm.normalized(x).double() * norm.gain.double()
                 if bias is not None:
-                    fitted = fitted + bias.double()
+                    fitted = fitted + norm.bias.double()  # type: ignore[union-attr]
                 difference = float((fitted - y.double()).detach().square().mean())
                 fits = (fitted - y.double()).abs().amax() <= tolerance
                 if fits and (closest is None or difference < closest[0]):

@@ -8,11 +8,17 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from interp.errors import InterpError
+from interp.models.parameters import kept_elsewhere, own, packs
+from interp.models.values import Values
 
 Key = int | str | None
 """Where a tensor sits in a call: positional index, keyword, or None for a bare output."""
@@ -68,7 +74,7 @@ class Trace:
         self.ops: list[Op] = []
         self.calls: list[Call] = []
         self.producer: dict[int, Op] = {}
-        self.value: list[Tensor] = []
+        self.value = Values()
         self.consumers: dict[int, list[Op]] = defaultdict(list)
         self.memo: dict[tuple[str, int], Any] = {}
         """What was worked out about calls, by question and call order."""
@@ -76,11 +82,26 @@ class Trace:
         self._overwritten: list[Tensor] = []
         self._by_path: dict[str, list[Call]] = defaultdict(list)
         self._returned: dict[int, list[Call]] = defaultdict(list)
+        self._open: list[tuple[Call, int]] = []
+        """Calls that are running, each with the first node that was new in it."""
+        self._weights: dict[int, tuple[nn.Module, str]] = {}
+        self._constant: set[int] = set()
+        """Nodes that no input of the pass has a part in."""
 
     def node(self, tensor: Tensor) -> int:
         """The node that `tensor` holds now; a tensor seen for the first time becomes a leaf."""
         known = self._node.get(id(tensor))
-        return self._new(tensor) if known is None else known
+        node = self._new(tensor) if known is None else known
+        if self._open and known is None:
+            self._constant.add(node)
+        if self._open and node not in self._weights and isinstance(tensor, nn.Parameter):
+            for call, _ in reversed(self._open):
+                name = next((name for name, own in call.module._parameters.items() if own is tensor), None)
+                if name is not None:
+                    self._weights[node] = call.module, name
+                    self._constant.add(node)
+                    break
+        return node
 
     def _new(self, tensor: Tensor) -> int:
         self.value.append(tensor)
@@ -94,8 +115,11 @@ class Trace:
         name = func.overloadpacket.__name__.rstrip("_") if hasattr(func, "overloadpacket") else str(func)
         op = Op(name, func, stored_args, stored_kwargs, inputs, outputs)
         self.ops.append(op)
+        constant = bool(inputs) and self._constant.issuperset(inputs) and not _writes(func)
         for node in outputs:
             self.producer[node] = op
+            if constant:
+                self._constant.add(node)
         for node in inputs:
             self.consumers[node].append(op)
 
@@ -119,13 +143,45 @@ class Trace:
         call = Call(path, module, inputs, args, kwargs, order=len(self.calls), ops=(len(self.ops), len(self.ops)))
         self.calls.append(call)
         self._by_path[path].append(call)
+        self._open.append((call, len(self.value)))
         return call
 
     def leave(self, call: Call, output: Any) -> None:
+        _, first = self._open.pop()
         call.outputs = {key: self.node(value) for key, value in output_tensors(output).items()}
         call.ops = (call.ops[0], len(self.ops))
         for node in call.outputs.values():
             self._returned[self.root(node)].append(call)
+        if kept_elsewhere(call.module) or packs(call.module):
+            self._drop_weights(first)
+
+    def _drop_weights(self, first: int) -> None:
+        """Drop what this call fetched or unpacked: a model larger than memory would be held whole by its trace."""
+        fetched = [n for n in self._weights if n >= first and kept_elsewhere(self._weights[n][0])]
+        storages = {self.value[node].untyped_storage().data_ptr() for node in fetched}
+        for node in range(first, len(self.value)):
+            op = self.producer.get(node)
+            if self.value.dropped(node):
+                continue
+            if node in fetched:
+                module, name = self._weights[node]
+                again = partial(_own, module, name)
+            elif op is not None and node in self._constant:
+                again = partial(self._made_again, op, op.outputs.index(node))
+            elif self.value[node].untyped_storage().data_ptr() in storages:
+                again = partial(self._made_again, None, node)
+            else:
+                continue
+            dropped = self.value.drop(node, again)
+            if self._node.get(id(dropped)) == node:
+                del self._node[id(dropped)]  # the next tensor may get its identity
+
+    def _made_again(self, op: Op | None, index: int) -> Tensor:
+        if op is None:
+            raise InterpError(f"Node {index} of the probe's trace is a weight's file, which is not kept.")
+        args, kwargs = self._substitute((op.args, op.kwargs), -1, torch.empty(0))
+        with torch.no_grad():
+            return next(islice(_tensors(op.func(*args, **kwargs)), index, None))
 
     def calls_of(self, path: str) -> list[Call]:
         return self._by_path.get(path, [])
@@ -220,6 +276,17 @@ _SAME_ELEMENTS = frozenset(
 )
 
 
+def _own(module: nn.Module, name: str) -> Tensor:
+    tensor = own(module, name)
+    assert tensor is not None
+    return tensor
+
+
+def _writes(func: Callable[..., Any]) -> bool:
+    schema = getattr(func, "_schema", None)
+    return schema is None or schema.is_mutable
+
+
 def _is_within(path: str, outer: str) -> bool:
     return not outer or path == outer or path.startswith((outer + ".", outer + "@"))
 
@@ -243,7 +310,8 @@ def output_tensors(output: Any) -> dict[Key, Tensor]:
         return {key: value for key, value in output.items() if isinstance(value, Tensor)}
     if isinstance(output, (list, tuple)):
         return {index: value for index, value in enumerate(output) if isinstance(value, Tensor)}
-    return {}
+    fields = getattr(output, "__dict__", {})  # an object of the model's own, with its tensors as attributes
+    return {name: value for name, value in fields.items() if isinstance(value, Tensor)}
 
 
 class _Recorder(TorchDispatchMode):

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from interp.models.anatomy import Anatomy, Head, Linear, Refusal, Routing
-from interp.models.equations import Equation, Sides, block_equations, normed, products, same, through
+from interp.models.equations import Equation, Sides, block_equations, normed, same, through
 from interp.models.float64 import numerics
+from interp.models.linear import products
 from interp.models.norms import Norm
+from interp.models.parameters import dtype_of
 from interp.models.routing_equations import routing_equations
 from interp.models.transforms import Scale
 from interp.points import POINTS, STREAM_POINTS, Address
@@ -170,8 +172,8 @@ def embedding_equations(anatomy: Anatomy, prompts: Sequence[Captured]) -> Iterat
     for value in embeddings:
         magnitude = value.abs()
         if term.via is not None:
-            value, magnitude = products(value, term.via.weight, term.via.bias)
-            terms = term.via.weight.shape[1]
+            value, magnitude = term.via.sums(value)
+            terms = term.via.shape[1]
         for step in term.tap.steps if term.via is not None else term.tap.steps[len(anatomy.embeddings.steps) :]:
             value, magnitude = step.read(value), step.read(magnitude).abs()
         tokens.append(value if anatomy.n_streams == 1 else value[:, None].expand(-1, anatomy.n_streams, -1))
@@ -212,12 +214,13 @@ def _head(anatomy: Anatomy, get: Get) -> Iterator[Equation]:
 
 def unembedded(head: Head, x: Tensor) -> tuple[Tensor, Tensor, int]:
     """The unembedding's own output from the final norm's, the summands' magnitude, and the widest sum on the way."""
-    own, magnitude, widest = x, x.abs(), head.linear.weight.shape[1]
+    own, magnitude, widest = x, x.abs(), head.linear.shape[1]
     for step in (*head.before, head.linear):
         if isinstance(step, Linear):
-            spread = products(magnitude, step.weight.abs(), None)[0] if head.before else magnitude.new_zeros(())
-            own, magnitude = products(own, step.weight, step.bias)
-            magnitude, widest = torch.maximum(spread, magnitude), max(widest, step.weight.shape[1])
+            shown = head.before and step.packed is None
+            spread = products(magnitude, step.weight.abs(), None)[0] if shown else magnitude.new_zeros(())
+            own, magnitude = step.sums(own)
+            magnitude, widest = torch.maximum(spread, magnitude), max(widest, step.shape[1])
         elif isinstance(step, Norm):
             own, magnitude = through(step, own, magnitude)
         elif isinstance(step, Scale):
@@ -251,4 +254,4 @@ def _tolerance(sides: Sides) -> float:
 
 
 def _dtype(anatomy: Anatomy) -> torch.dtype:
-    return next(anatomy.model.parameters()).dtype
+    return dtype_of(anatomy.model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from interp.models.float64 import numerics
 from interp.models.inside import uncounted, watched_functions
+from interp.models.parameters import device_of, dtype_of
 from interp.models.probe import Key
 
 if TYPE_CHECKING:
@@ -23,7 +25,9 @@ Change = Callable[[Tensor], Tensor]
 
 def pick(output: Any, key: Key) -> Tensor:
     """The tensor of a module's output that `key` names."""
-    return output if key is None else output[key]
+    if key is None:
+        return output
+    return output[key] if hasattr(output, "__getitem__") else getattr(output, str(key))
 
 
 def put(output: Any, key: Key, new: Tensor) -> Any:
@@ -31,10 +35,14 @@ def put(output: Any, key: Key, new: Tensor) -> Any:
     if key is None:
         return new
     if isinstance(output, tuple):
-        index = int(key)
-        return (*output[:index], new, *output[index + 1 :])
-    output[key] = new
-    return output
+        parts = [new if i == key else part for i, part in enumerate(output)]
+        return type(output)(*parts) if hasattr(output, "_fields") else tuple(parts)
+    if isinstance(output, (dict, list)):
+        output[key] = new  # type: ignore[index]
+        return output
+    changed = copy(output)
+    object.__setattr__(changed, str(key), new)
+    return changed
 
 
 def by_position(x: Tensor, batch: int, n_pos: int) -> Tensor:
@@ -111,15 +119,15 @@ class Rerun:
 
     def __call__(self, x: Tensor, *changes: tuple[Tap, Change]) -> Tensor:
         """[pos, d_model] for [pos, d_model], with points inside changed."""
-        parameter = next(self.module.parameters())
-        x = x.to(parameter.device, parameter.dtype)
+        dtype = dtype_of(self.module)
+        x = x.to(device_of(self.module), dtype)
         x = x if self.flat else x[None]
         args, kwargs = self.args, self.kwargs
         if isinstance(self.key, int):
             args = (*args[: self.key], x, *args[self.key + 1 :])
         else:
             kwargs = {**kwargs, str(self.key): x}
-        with ExitStack() as stack, torch.no_grad(), numerics(parameter.dtype):
+        with ExitStack() as stack, torch.no_grad(), numerics(dtype):
             for tap, change in changes:
                 stack.enter_context(writing(tap, change, 1, x.shape[-2]))
             result = pick(self.module(*args, **kwargs), self.output)

@@ -1,7 +1,5 @@
 """From a live model to its Anatomy: one recorded pass over a few random tokens, read backwards from the logits."""
 
-import inspect
-
 import torch
 from torch import nn
 
@@ -21,11 +19,13 @@ from interp.models.anatomy import (
     scaled,
 )
 from interp.models.attention import AttentionCall, observed
+from interp.models.calling import calling_of
 from interp.models.float64 import numerics
 from interp.models.flow import Remixing, Renorming, Stage, Weighing, norm_behind, sources, stages
 from interp.models.head import head_of
 from interp.models.mixer import mixer_of
 from interp.models.neurons import neurons_of
+from interp.models.parameters import device_of, dtype_of
 from interp.models.probe import Call, Trace, recording
 from interp.models.proofs import needed
 from interp.models.recognise import linear_of, norm_of
@@ -42,7 +42,7 @@ def resolve(model: nn.Module, d_vocab: int) -> Anatomy:
     Raises `InterpError` where the pass shows no trunk of blocks or no head.
     """
     trace, tokens = probe_pass(model, d_vocab)
-    with numerics(next(model.parameters()).dtype):
+    with numerics(dtype_of(model)):
         anatomy = _read(trace, model, tokens)
     _refuse_repeated(trace, anatomy)
     return anatomy
@@ -50,9 +50,8 @@ def resolve(model: nn.Module, d_vocab: int) -> Anatomy:
 
 def probe_pass(model: nn.Module, d_vocab: int) -> tuple[Trace, torch.Tensor]:
     """One recorded pass over a few random tokens, attention functions as calls of their own; the tokens, [1, pos]."""
-    parameter = next(model.parameters())
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(0, d_vocab, (1, N_POS), generator=generator).to(parameter.device)
+    tokens = torch.randint(0, d_vocab, (1, N_POS), generator=generator).to(device_of(model))
     paths = {id(module): path for path, module in model.named_modules()}
     with recording(model) as trace:
 
@@ -62,8 +61,8 @@ def probe_pass(model: nn.Module, d_vocab: int) -> tuple[Trace, torch.Tensor]:
             event = trace.enter(f"{paths[id(module)]}@attention", module, (), tensors | constants)
             trace.leave(event, {"output": call.output, "probs": call.probs})
 
-        with observed(model, watch), numerics(parameter.dtype):
-            model(input_ids=tokens, use_cache=False)
+        with observed(model, watch), numerics(dtype_of(model)):
+            model(**calling_of(model).inputs(tokens))
     return trace, tokens
 
 
@@ -109,7 +108,6 @@ def _read(trace: Trace, model: nn.Module, tokens: torch.Tensor) -> Anatomy:
         if lm_head is None
         else output_tap(lm_head, next(iter(lm_head.outputs))),
         logits=Tap("", model, "output", logits_key),
-        position_ids="position_ids" in inspect.signature(model.forward).parameters,
         refused={},
     )
 

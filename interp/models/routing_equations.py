@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from interp.models.anatomy import Refusal, Routing, Tap
-from interp.models.equations import Equation, Sides, products
+from interp.models.equations import Equation, Sides
+from interp.models.linear import products
 from interp.models.rerun import Rerun
 from interp.models.weighting import Weighting
 

@@ -9,9 +9,11 @@ from torch import Tensor, nn
 from interp.models.anatomy import Refusal, Sublayer, Tap, scaled
 from interp.models.flow import Addition, Source, Stage, addends, key_of, norm_behind, returned_inside, sources
 from interp.models.norms import Norm
+from interp.models.parameters import packs
 from interp.models.probe import Call, Key, Trace
-from interp.models.recognise import norm_of
+from interp.models.recognise import COARSE, norm_of
 from interp.models.stacks import spread, stack_of
+from interp.models.transforms import OneOfSeveral
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,7 +104,7 @@ def _part(
             return None
     sublayer = Sublayer(
         path=core.path,
-        read=Refusal(entry.unknown) if entry.mixed else input_tap(entry.call, entry.key),
+        read=Refusal(entry.unknown) if entry.mixed else _read(trace, entry),
         raw=output_tap(raw_call, raw_key),
         contribution=scaled(output_tap(source.call, source.key), source.factor),
         pre_norm=None if entry.mixed else entry.norm,
@@ -119,6 +121,13 @@ def _part(
     attends = any(inner.path.endswith("@attention") for inner in trace.inside(core))
     mixes = attends or _mixes_positions(trace, stage.call, entry.call, entry.key, raw_call)
     return Part(sublayer, core, entry.call, entry.call.inputs[entry.key], raw_node, addition, mixes, attends)
+
+
+def _read(trace: Trace, entry: _Entry) -> Tap:
+    """What the sublayer receives; not open to edits where it comes as several arguments, as query, key and value."""
+    tap, node = input_tap(entry.call, entry.key), trace.root(entry.call.inputs[entry.key])
+    several = sum(trace.root(other) == node for other in entry.call.inputs.values()) > 1
+    return tap.then(OneOfSeveral()) if several else tap
 
 
 def _core(trace: Trace, stage: Stage, raw: Call, streams: set[int]) -> tuple[Call, _Entry | None]:
@@ -246,20 +255,21 @@ def _behind_elementwise(trace: Trace, node: int, block: Call) -> Call | None:
 def _mixes_positions(trace: Trace, block: Call, first: Call, key: Key, last: Call) -> bool:
     """Whether what the sublayer returns at the last position depends on what it reads at earlier ones.
 
-    By more than rounding: experts compute several positions in one product, whose rounding depends on all of them.
+    By more than rounding: experts compute several positions in one product, whose rounding depends on all of them, and
+    packed modules may choose by all positions which channels they round to eight bits.
     The module that reads is run again if it is also the one that returns, else the whole block.
     """
     x = trace.value[first.inputs[key]]
     moved = x.clone()
     moved.view(x.shape[0] if x.ndim == 3 else 1, -1, x.shape[-1])[:, :-1] += x.std()
     again = first if last.path == first.path or last.path.startswith(first.path + ".") else block
+    same = [k for k, node in first.inputs.items() if trace.root(node) == trace.root(first.inputs[key])]
     reads: list[Tensor] = []
     outputs: list[Tensor] = []
 
     def read(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        if isinstance(key, int):
-            return (*args[:key], reads[-1], *args[key + 1 :]), kwargs
-        return args, {**kwargs, str(key): reads[-1]}
+        args = tuple(reads[-1] if i in same else value for i, value in enumerate(args))
+        return args, {name: reads[-1] if name in same else value for name, value in kwargs.items()}
 
     handles = [
         first.module.register_forward_pre_hook(read, with_kwargs=True),
@@ -274,7 +284,10 @@ def _mixes_positions(trace: Trace, block: Call, first: Call, key: Key, last: Cal
         for handle in handles:
             handle.remove()
     plain, perturbed = (out.reshape(-1, out.shape[-1])[-1] for out in (outputs[0], outputs[-1]))
-    return bool((plain - perturbed).abs().amax() > 1e3 * torch.finfo(x.dtype).eps * plain.abs().amax())
+    rounding = 1e3 * torch.finfo(x.dtype).eps
+    if any(packs(module) for module in again.module.modules()):
+        rounding = max(rounding, COARSE)
+    return bool((plain - perturbed).abs().amax() > rounding * plain.abs().amax())
 
 
 def _first_tensor(output: object) -> Tensor:

@@ -196,5 +196,6 @@ def _head_out(mixer: Mixer) -> Tap | Refusal:
         return mixer.z
     if isinstance(mixer.output, Refusal):
         return mixer.output
-    weight = mixer.output.weight
-    return mixer.z.then(HeadOutputs(weight.reshape(weight.shape[0], mixer.n_heads, mixer.d_head)))
+    if mixer.output.refusal:
+        return Refusal(mixer.output.refusal, ("z", "attn_out"))
+    return mixer.z.then(HeadOutputs(mixer.output, mixer.n_heads))

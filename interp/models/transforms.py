@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from interp.models.linear import Linear
 from interp.models.norms import Norm
 
 
@@ -23,6 +24,11 @@ class Step(Protocol):
     def __str__(self) -> str: ...
 
 
+def same_values(x: Tensor, on_path: Tensor) -> Tensor:
+    """The values of `x`, bit for bit, with the gradient of `on_path`, which equals it up to rounding."""
+    return x.detach() + (on_path - on_path.detach())
+
+
 @dataclass(frozen=True, slots=True)
 class Scale:
     """Times a constant: a residual multiplier, an embedding scale."""
@@ -34,7 +40,9 @@ class Scale:
         return x * self.factor
 
     def write(self, x: Tensor, new: Tensor) -> Tensor:
-        return torch.where(new == self.read(x), x, new / self.factor)  # what is not edited keeps its bits
+        exact = new / self.factor
+        kept = torch.where(new == self.read(x), x, exact)  # what is not edited keeps its bits
+        return same_values(kept, exact) if exact.requires_grad else kept
 
     def __str__(self) -> str:
         return f"times {self.factor:g}"
@@ -134,6 +142,22 @@ class OneHead:
         return "of the one head"
 
 
+@dataclass(frozen=True, slots=True)
+class OneOfSeveral:
+    """A tensor that its module is given as several arguments: an edit of one would leave the others."""
+
+    writable = False
+
+    def read(self, x: Tensor) -> Tensor:
+        return x
+
+    def write(self, x: Tensor, new: Tensor) -> Tensor:
+        raise TypeError("the module takes this tensor as several arguments; a write would change one of them")
+
+    def __str__(self) -> str:
+        return "given as several arguments"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Transposed:
     """The last two axes exchanged."""
@@ -188,12 +212,13 @@ class NormScale:
 class HeadOutputs:
     """z [.., heads, d_head] to each head's share of the attention output [.., heads, d_model], without its bias."""
 
-    weight: Tensor
-    """[d_model, heads, d_head]"""
+    output: Linear
+    n_heads: int
     writable = False
 
     def read(self, x: Tensor) -> Tensor:
-        return torch.einsum("...hd,mhd->...hm", x, self.weight)
+        weight = self.output.weight.unflatten(1, (self.n_heads, -1))
+        return torch.einsum("...hd,mhd->...hm", x, weight.to(x.device))
 
     def write(self, x: Tensor, new: Tensor) -> Tensor:
         raise TypeError("the heads' shares are summed inside the output projection; write z instead")

@@ -91,6 +91,9 @@ def block_weights(anatomy: Anatomy, layer: int) -> BlockWeights | Refusal:
         return Refusal("its values are made from a latent, not from what the attention reads")
     if isinstance(mixer.output, Refusal):
         return mixer.output
+    for linear in (mixer.value.linear, mixer.output):
+        if linear.refusal:
+            return Refusal(linear.refusal)
     output = mixer.output.weight
     return BlockWeights(
         attn=_around(attn),
