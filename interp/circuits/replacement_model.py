@@ -23,6 +23,7 @@ from interp.engines.local import LocalEngine
 from interp.errors import PointRefused, UserError
 from interp.models.anatomy import Head, Refusal
 from interp.models.norms import Norm
+from interp.models.start import start_terms
 from interp.models.weights import BlockWeights, NormWeights, norm_weights
 from interp.points import Address
 
@@ -180,12 +181,13 @@ class ReplacementModel:
         """Run the model once on one prompt ([pos] or [1, pos]) and freeze what the linear model needs."""
         tokens = torch.as_tensor(input_ids).flatten().tolist()
         (result,) = self.engine.run([Request(tokens, capture=self._points())])
-        captured = result.capture
+        captured, start = result.capture, self.engine.anatomy.start
+        assert not isinstance(start, Refusal)
         with torch.no_grad():
             return ReplacementState(
                 tokens=tokens,
                 layers=tuple(self._layer_state(layer, tokens, captured) for layer in range(len(self.blocks))),
-                terms=self._terms(captured),
+                terms=start_terms(start, captured["embeddings"], captured["resid_pre.0"]),
                 final_scale=captured["final_norm_scale"] if self.final_norm is not None else None,
                 lm_head=captured["lm_head"][-1],
                 logits=captured["logits"][-1],
@@ -233,17 +235,6 @@ class ReplacementModel:
             error=mlp_out - predicted * trained[:, None],
             trained=trained,
         )
-
-    def _terms(self, captured: Capture) -> tuple[tuple[str, Tensor], ...]:
-        """The token embedding, and what remains of the first stream where the family has learned positions."""
-        start, first = self.engine.anatomy.start, captured["resid_pre.0"]
-        assert not isinstance(start, Refusal)
-        if not any(term.kind == "position" for term in start.terms):
-            return (("token", first),)
-        token = captured["embeddings"]
-        for step in next(term.tap.steps for term in start.terms if term.kind == "token"):
-            token = step.read(token)
-        return ("token", token), ("position", first - token)
 
 
 def _layer(key: int | str | Address) -> int:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from interp.engines import eager, echo, hooks, writing
+from interp.engines import echo, hooks, local, writing
 from interp.engines.eager import EagerEngine
 from interp.engines.load import wrap
 from interp.engines.writing import Place
@@ -159,7 +159,7 @@ def test_a_write_that_lands_elsewhere_fails(
     family: str, point: str, find: Any, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fault = elsewhere(point, find)
-    monkeypatch.setattr(eager, "place_of", fault)
+    monkeypatch.setattr(local, "place_of", fault)
     bad = failed(engine(family))
     assert text in {claim.equation for claim in bad} and {claim.points for claim in bad} == {(point,)}
 
