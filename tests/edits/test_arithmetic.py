@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.fx.proxy import GraphAppendingTracer
 
 from interp.edits import Ablate, Add, Call, Cap, Context, Edit, Freeze, Patch, Project, Replace, Scale, Swap
 from interp.engines.base import Capture
@@ -62,7 +63,7 @@ def test_the_arithmetic_can_be_traced_with_symbols(kind: str, seed: int) -> None
     numbers = [o if isinstance(o, Tensor) else torch.tensor(o, dtype=F64) for o in edit.operands()]
     names = [f"operand_{i}" for i in range(len(numbers))]
     graph = torch.fx.Graph()
-    tracer = torch.fx.proxy.GraphAppendingTracer(graph)
+    tracer = GraphAppendingTracer(graph)
     x, positions, selected, mean, *operands = (
         torch.fx.Proxy(graph.placeholder(name), tracer) for name in ("x", "positions", "selected", "mean", *names)
     )

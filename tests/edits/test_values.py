@@ -32,6 +32,8 @@ def test_equality_is_that_of_the_bytes() -> None:
     nan = Values(torch.tensor([1.0, float("nan")]))
     assert nan == Values(torch.tensor([1.0, float("nan")])) and len({nan, Values(nan.tensor)}) == 1
     assert Values(torch.tensor([0.0])) != Values(torch.tensor([-0.0]))
+    quiet = torch.tensor([0x7FC00000, 0x7FC00001], dtype=torch.int32).view(torch.float32)
+    assert quiet.isnan().all() and Values(quiet[:1]) != Values(quiet[1:])
     assert Values(torch.zeros(2)) != Values(torch.zeros(2, dtype=torch.float64))
     assert Values(torch.zeros(2, 3)) != Values(torch.zeros(3, 2))
     assert Values(torch.zeros(2)) != "float32[2]"

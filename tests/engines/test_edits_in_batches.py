@@ -1,6 +1,7 @@
 """For every kind of edit: a prompt in a batch is as alone, a cached step as one full pass, and nothing stays behind."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -112,7 +113,7 @@ def test_each_edit_is_alone_as_in_a_batch_and_cached_as_uncached(family: str, mo
             (before,) = model.run([Request(ids[: result.n_prompt], capture=[edit.at])])
             same: Edit = Ablate(edit.at, before.capture[edit.at].mean(0), positions=at)
         else:
-            arguments = edit.arguments() | {"positions": at}
+            arguments: dict[str, Any] = {**edit.arguments(), "positions": at}
             same = type(edit)(**arguments)
         (full,) = model.run([Request(ids, capture=capture, edits=[same] if at else [], return_logits=True)])
         assert full.logits is not None
