@@ -5,8 +5,10 @@ that the compiler fuses, it runs at the memory's speed; the libraries' general p
 model of 135 M parameters takes a third of the time with one row, half with four).
 """
 
+import torch
 from torch import fx
-from torch.ops import aten
+
+aten = torch.ops.aten
 
 MOST_ROWS = 4
 """Beyond, the general product is as fast, and unrolled loops take long to compile."""
