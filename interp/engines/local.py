@@ -4,6 +4,7 @@ An engine of this kind says how one pass runs with a session's taps in place; al
 """
 
 import importlib.metadata
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -20,9 +21,10 @@ from interp.engines.compiled import CompiledSteps
 from interp.engines.editing import Use, held
 from interp.engines.graph import Graph, without_parameters
 from interp.engines.hooks import Session
-from interp.engines.kv_cache import buffered_cache
+from interp.engines.kv_cache import plain_layers
 from interp.engines.plan import Plan, encode, plan
 from interp.engines.running import Running
+from interp.engines.sampling import Sampling
 from interp.engines.steering import steered
 from interp.engines.writing import place_of
 from interp.errors import PointRefused, UserError
@@ -36,6 +38,8 @@ from interp.models.weights import BlockWeights, block_weights
 from interp.names import Layout
 from interp.points import Address, ModelInfo
 
+LOGGER = logging.getLogger("interp")
+ENDLESS = Sampling(ignore_eos=True)
 CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 
 
@@ -117,14 +121,58 @@ class LocalEngine(ABC):
         """
         plans = [self._plan(request) for request in requests]
         results: dict[int, Result] = {}
-        # A model that takes no mask takes no padding.
-        kinds = [(one.kind, 0 if self._calling.masks else len(one.prompt)) for one in plans]
+        kinds = [(one.kind, len(one.prompt)) for one in plans]
+        if self._calling.masks:
+            lengths = {n for kind, n in kinds if kind.generates}
+            apart = len(lengths) > 1 and not self.pads_in_front
+            kinds = [(kind, n if apart and kind.generates else 0) for kind, n in kinds]
         for kind in dict.fromkeys(kinds):
             group = [i for i, own in enumerate(kinds) if own == kind]
             running = self._start([plans[i] for i in group])
             self._finish(running)
             results.update(zip(group, running.results(), strict=True))
         return [results[i] for i in range(len(requests))]
+
+    @cached_property
+    def pads_in_front(self) -> bool:
+        """Whether prompts behind padding give what they give alone, by decoding two short ones together and apart.
+
+        Positions that are counted from the first column, or a state that runs through it, make them give something
+        else; prompts of unequal length are then decoded apart.
+        """
+        ids = [(i * 7 + 3) % self.model.d_vocab for i in range(5)]
+        asked = [Request(one, max_new_tokens=3, sampling=ENDLESS, return_logits=True) for one in (ids[:2], ids)]
+        plans = [plan(one, self.anatomy, self.model, None) for one in asked]
+        together, *apart = (self._start(some) for some in (plans, plans[:1], plans[1:]))
+        for running in (together, *apart):
+            self._finish(running)
+        same = True
+        for behind, alone in zip(together.results(), (running.results()[0] for running in apart), strict=True):
+            assert behind.logits is not None and alone.logits is not None
+            difference = (behind.logits - alone.logits).abs().max() / alone.logits.abs().max()
+            same &= bool(difference <= torch.finfo(alone.logits.dtype).eps ** 0.5)
+        if not same:
+            text = "%s computes something else behind padding; prompts of unequal length are decoded apart."
+            LOGGER.info(text, self.model.name)
+        return same
+
+    @cached_property
+    def cached_layers(self) -> tuple[bool, ...] | None:
+        """Which layers keep keys and values from step to step; None where something else is kept, by one short pass.
+
+        Raises `UserError` where the model gives nothing back to go on from.
+        """
+        ids = torch.zeros(1, 2, dtype=torch.long, device=self.device)
+        with self._lock, torch.no_grad(), self.numerics(), self.attached(session := Session([])):
+            inputs = self.decoding_inputs(ids, None, torch.arange(2, device=self.device)[None], None)
+            output = self.forward(session, self.module, inputs)
+        own = getattr(output, self.cache_name(), None)
+        if own is None:
+            raise UserError(
+                f"{self.model.name} cannot generate: its forward gives no {self.cache_name()} back, as is so with "
+                "encoders; run the prompt with max_new_tokens=0."
+            )
+        return plain_layers(own)
 
     def stream(self, request: Request) -> Generator[Step]:
         """The same continuation as `run` gives, token by token; raises what `run` raises before the first.
@@ -219,7 +267,7 @@ class LocalEngine(ABC):
 
         Raises `UserError` where the model keeps more than keys and values between steps.
         """
-        if self.cache_name() not in ("cache", "past_key_values") or buffered_cache(self.module, 1) is None:
+        if not self.cache_name() or self.cached_layers is None:
             raise UserError(
                 f"{self.model.name} keeps something else than keys and values from step to step, which no compiled "
                 "step can hold: load it without compile."

@@ -81,7 +81,8 @@ class Running:
             self._cache_name = engine.cache_name()
             steps = engine.compiled_steps
             length = self.n_columns if steps is None else steps.length(self.n_columns)
-            self._cache = buffered_cache(engine.module, length) if self._cache_name != "cache_params" else None
+            layers = engine.cached_layers
+            self._cache = None if layers is None else buffered_cache(layers, length)
             if steps is not None:
                 self._whole_mask = batch.tokens.new_zeros(len(plans), length)
         session.start(self.n_columns, batch.spans, engine.device)
