@@ -342,14 +342,14 @@ class LocalEngine(ABC):
 
     # What the model's forward takes.
 
-    def finished_pass(
-        self, session: Session, tokens: Tensor, mask: Tensor | None, positions: Tensor | None, *, head: bool
-    ) -> Tensor | None:
-        """One pass without a cache; its logits, or None where the head was left out because nobody wants it."""
+    def finished_pass(self, session: Session, tokens: Tensor, mask: Tensor | None, *, head: bool) -> Tensor | None:
+        """One pass without a cache; its logits, or None where the head was left out because nobody wants it.
+
+        Padding stands behind the tokens, where a model's own count of positions is right.
+        """
         if head or self._trunk is None:
-            inputs = self._calling.inputs(tokens, mask, positions)
-            return pick(self.forward(session, self.module, inputs), self.anatomy.logits.key)
-        self.forward(session, self._trunk, self._trunk_calling.inputs(tokens, mask, positions))
+            return pick(self.forward(session, self.module, self._calling.inputs(tokens, mask)), self.anatomy.logits.key)
+        self.forward(session, self._trunk, self._trunk_calling.inputs(tokens, mask))
         return None
 
     def decoding_inputs(self, tokens: Tensor, mask: Tensor | None, positions: Tensor, cache: Any) -> dict[str, Any]:

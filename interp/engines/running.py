@@ -125,8 +125,7 @@ class Running:
         """Logits [batch, pos, d_vocab] of this pass, of its last position alone where no other is wanted."""
         engine = self.engine
         if not self._generates:
-            positions = self._positions if self._mask is not None else None
-            return engine.finished_pass(self.session, self._tokens, self._mask, positions, head=self._wants_head)
+            return engine.finished_pass(self.session, self._tokens, self._mask, head=self._wants_head)
         if engine.compiled_steps is not None and self._column:
             assert self._cache is not None
             now = slice(0, self._column + 1)
