@@ -68,6 +68,10 @@ def load_model(
     from interp.models.device import choose, first_device
     from interp.models.quantization import quantization_config
 
+    if compile and (device_map is not None or quantization is not None):
+        raise UserError(
+            "compile=True needs the whole model on one device, its weights unpacked: leave one of them out."
+        )
     if device is not None and device_map is not None:
         raise UserError(f"Both device={device!r} and a device_map are given; leave out one of them.")
     placed = dict(device_map) if isinstance(device_map, Mapping) else device_map
@@ -86,6 +90,8 @@ def load_model(
 
         key = key_of(module, checkpoint.path, print_of_it)
         doctor.refuse(loaded, proven(key, lambda: doctor.prove(loaded), report))
+    if compile:
+        loaded.compile()
     return loaded
 
 

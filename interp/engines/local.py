@@ -20,6 +20,7 @@ from interp.engines.compiled import CompiledSteps
 from interp.engines.editing import Use, held
 from interp.engines.graph import Graph, without_parameters
 from interp.engines.hooks import Session
+from interp.engines.kv_cache import buffered_cache
 from interp.engines.plan import Plan, encode, plan
 from interp.engines.running import Running
 from interp.engines.steering import steered
@@ -212,6 +213,18 @@ class LocalEngine(ABC):
     def numerics(self) -> AbstractContextManager[Any]:
         """In float64, the casts to float32 inside the model are lifted; else nothing."""
         return numerics(dtype_of(self.module))
+
+    def compile(self) -> None:
+        """From here on decode by compiled graphs (see `load_model`).
+
+        Raises `UserError` where the model keeps more than keys and values between steps.
+        """
+        if self.cache_name() not in ("cache", "past_key_values") or buffered_cache(self.module, 1) is None:
+            raise UserError(
+                f"{self.model.name} keeps something else than keys and values from step to step, which no compiled "
+                "step can hold: load it without compile."
+            )
+        self.compiled_steps = CompiledSteps()
 
     def close(self) -> None:
         """Free the model."""

@@ -3,7 +3,7 @@
 Tensors have leading axes [batch, pos]; a step turns the module's trailing axes into the point's.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -72,10 +72,16 @@ class Channels:
 
     index: Tensor
     """[heads, d_head] or [width]: channel numbers in the module's last axis."""
+    counts: bool = field(init=False)
+    """Whether they are 0, 1, 2, …"""
     writable = True
 
+    def __post_init__(self) -> None:
+        counts = torch.equal(self.index.flatten(), torch.arange(self.index.numel()))
+        object.__setattr__(self, "counts", counts)
+
     def _in_order(self, width: int) -> bool:
-        return self.index.numel() == width and torch.equal(self.index.flatten(), torch.arange(width))
+        return self.counts and self.index.numel() == width
 
     def read(self, x: Tensor) -> Tensor:
         if self._in_order(x.shape[-1]):
