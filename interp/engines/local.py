@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from threading import RLock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -35,6 +35,9 @@ from interp.models.rerun import pick
 from interp.models.weights import BlockWeights, block_weights
 from interp.names import Layout
 from interp.points import Address, ModelInfo
+
+if TYPE_CHECKING:
+    from nnsight import Envoy
 
 CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 
@@ -226,8 +229,19 @@ class LocalEngine(ABC):
             )
         self.compiled_steps = CompiledSteps()
 
+    @cached_property
+    def nnsight(self) -> "Envoy":
+        """The model as an envoy of nnsight, to trace by hand: `with model.nnsight.trace(model.to_tokens(text)): …`.
+
+        No hook of PyTorch stays on the model; `run` gives what it gave before, inside a trace it raises `UserError`.
+        """
+        from nnsight import NNsight
+
+        return NNsight(self.module)
+
     def close(self) -> None:
         """Free the model."""
+        self.__dict__.pop("nnsight", None)
         self.module = nn.Module()
         self.compiled_steps = None
 
@@ -255,6 +269,8 @@ class LocalEngine(ABC):
     @contextmanager
     def _passing(self, running: Running) -> Iterator[None]:
         """Everything that a pass needs in place; one batch of an engine at a time."""
+        if "nnsight" in self.__dict__ and self.nnsight.interleaver.interleaving:
+            raise UserError("A trace by hand is running on these modules: call run before or after its block.")
         graph = running.session.graph
         gradients = torch.no_grad() if graph is None else without_parameters(self.module)
         with self._lock, gradients, self.numerics(), self.attached(running.session):
