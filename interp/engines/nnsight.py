@@ -20,6 +20,7 @@ from interp.engines.eager import EagerEngine
 from interp.engines.hooks import Session
 from interp.errors import InterpError, UserError
 from interp.models.anatomy import Anatomy, Refusal, Tap
+from interp.models.weights import BlockWeights, block_weights
 from interp.points import POINTS, STREAM_POINTS, Address, ModelInfo
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class NNsightEngine(EagerEngine):
     def __init__(self, module: nn.Module, tokenizer: Any, anatomy: Anatomy, model: ModelInfo) -> None:
         refused = anatomy.refused | _inside(anatomy, model)
         super().__init__(module, tokenizer, dataclasses.replace(anatomy, refused=refused), model)
+        self._whole = anatomy
 
     @contextmanager
     def attached(self, session: Session) -> Iterator[None]:
@@ -59,16 +61,25 @@ class NNsightEngine(EagerEngine):
 
         outputs: list[Any] = []
         context = copy_context()  # a greenlet begins with an empty one, and the visits ask whose pass this is
+        calls = self._tree.interleaver.counts
+        before = [calls.get(place.location, 0) for place in places]
         try:
             # The call is a function of its own: nnsight moves what it is given to the first parameter's device.
-            with self._root.trace(None, fn=lambda _: outputs.append(module(**inputs))):
+            with self._tree.trace(None, fn=lambda _: outputs.append(module(**inputs))):
                 _visit(places, context)
-        except OutOfOrderError as error:
+            once = all(calls[place.location] == n + 1 for place, n in zip(places, before, strict=True))
+        except OutOfOrderError:
+            once = False
+        if not once:
             raise InterpError(
-                f"{self.model.name} did not run its modules in the order of a short pass, or not all of them, and a "
-                'trace of nnsight visits them in that order; load the model with engine="eager".'
-            ) from error
+                f"{self.model.name} did not run its modules once each and in the order of a short pass, in which a "
+                'trace of nnsight visits them; load the model with engine="eager".'
+            )
         return outputs[0]
+
+    def weights(self, layer: int) -> BlockWeights | Refusal:
+        """Linear maps of one block; a Refusal where its value path is not the linear one."""
+        return block_weights(self._whole, layer)  # which asks for points that no request can name here
 
     def compile(self) -> None:
         """Raises `UserError`: a trace runs Python beside every step."""
@@ -77,7 +88,7 @@ class NNsightEngine(EagerEngine):
     def close(self) -> None:
         """Free the model."""
         super().close()
-        for name in ("_root", "_envoys", "_order"):
+        for name in ("_tree", "_envoys", "_order"):
             self.__dict__.pop(name, None)
 
     def _places(self, session: Session) -> list["Place"]:
@@ -85,7 +96,7 @@ class NNsightEngine(EagerEngine):
         hooks: dict[tuple[int, str], list[Callable[..., Any]]] = defaultdict(list)
         for visit in session.visits():
             hooks[id(visit.module), visit.side].append(visit.hook)
-        if hooks and self._root.interleaver.interleaving:
+        if hooks and self._tree.interleaver.interleaving:
             raise UserError(
                 "A run inside another run's edit needs a second trace of the same modules, which nnsight does not "
                 'have; load the model with engine="eager".'
@@ -96,7 +107,7 @@ class NNsightEngine(EagerEngine):
         return [Place(self._envoys[module], side, hooks[module, side]) for module, side in ordered]
 
     @cached_property
-    def _root(self) -> "Envoy":
+    def _tree(self) -> "Envoy":
         """Envoys of the engine's own: edits that are stored on `nnsight`, the user's, do not change its runs."""
         from nnsight import NNsight
 
@@ -104,7 +115,7 @@ class NNsightEngine(EagerEngine):
 
     @cached_property
     def _envoys(self) -> dict[int, "Envoy"]:
-        return {id(envoy._module): envoy for envoy in self._root.modules()}
+        return {id(envoy._module): envoy for envoy in self._tree.modules()}
 
     @cached_property
     def _order(self) -> dict[tuple[int, str], int]:
@@ -138,6 +149,11 @@ class Place(NamedTuple):
     envoy: "Envoy"
     side: str
     hooks: Sequence[Callable[..., Any]]
+
+    @property
+    def location(self) -> str:
+        """What nnsight calls it."""
+        return f"{self.envoy.path}.{self.side}"
 
 
 def _visit(places: Sequence[Place], context: Context) -> None:
