@@ -3,7 +3,6 @@
 Greedy, past every end-of-sequence token, so that all write equally many tokens; that they write the same is checked.
 """
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,10 +24,10 @@ ROUNDS_ALONE, ROUNDS_TOGETHER = 9, 5
 
 def run() -> Report:
     """Speeds while capturing, and memory held."""
-    engines = {"": _endless(load_model(MODEL, device="cpu", dtype="float32"))}
-    if "compile" in inspect.signature(load_model).parameters:
-        options: dict[str, Any] = {"compile": True}
-        engines["compiled"] = _endless(load_model(MODEL, device="cpu", dtype="float32", **options))
+    engines = {
+        "": _endless(load_model(MODEL, device="cpu", dtype="float32")),
+        "compiled": _endless(load_model(MODEL, device="cpu", dtype="float32", compile=True)),
+    }
     own = engines[""]
     texts = prompts(own.tokenizer, CALLERS, N_PROMPT)
     folder = resolve(MODEL, lambda line: None).path

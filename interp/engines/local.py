@@ -5,7 +5,7 @@ An engine of this kind says how one pass runs with a session's taps in place; al
 
 import importlib.metadata
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from threading import RLock
@@ -129,7 +129,7 @@ class LocalEngine(ABC):
             results.update(zip(group, running.results(), strict=True))
         return [results[i] for i in range(len(requests))]
 
-    def stream(self, request: Request) -> Iterator[Step]:
+    def stream(self, request: Request) -> Generator[Step]:
         """The same continuation as `run` gives, token by token; raises what `run` raises before the first.
 
         Between two steps the model is as it was: no hook is in place, and other requests may run.
@@ -139,7 +139,7 @@ class LocalEngine(ABC):
             raise UserError("stream gives new tokens: set max_new_tokens, or use run for the prompt alone.")
         return self._steps(self._start([one]))
 
-    def _steps(self, running: Running) -> Iterator[Step]:
+    def _steps(self, running: Running) -> Generator[Step]:
         while not running.done:
             with self._passing(running):
                 running.advance()
@@ -159,7 +159,7 @@ class LocalEngine(ABC):
         return Capture({address: running.session.graph.stacked[address] for address in plans[0].captured})
 
     def vjp(
-        self, request: Request, at: Mapping[Address | str, Tensor], to: Sequence[Address | str]
+        self, request: Request, at: Mapping[Address, Tensor] | Mapping[str, Tensor], to: Sequence[Address | str]
     ) -> dict[Address, Tensor]:
         """Gradients at `to` ([pos, ...], as captured) of Σ ⟨cotangent, tensor⟩ over the tensors at `at`.
 

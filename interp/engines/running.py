@@ -127,6 +127,7 @@ class Running:
             positions = self._positions if self._mask is not None else None
             return engine.finished_pass(self.session, self._tokens, self._mask, positions, head=self._wants_head)
         if engine.compiled_steps is not None and self._column:
+            assert self._cache is not None
             now = slice(0, self._column + 1)
             self._whole_mask[:, now] = 1 if self._mask is None else self._mask
             self.compiled = True

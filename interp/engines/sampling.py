@@ -7,6 +7,7 @@ request draws from a generator of its own, so a seed gives the same tokens alone
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -114,8 +115,8 @@ class Chooser:
         """The next token after the ids `before`."""
         scores = logits[None]
         if self.sampling.processors:
-            ids = torch.tensor([before], device=logits.device)
-            scores = self.sampling.processors(ids, scores.clone())
+            ids: Any = torch.tensor([before], device=logits.device)
+            scores = self.sampling.processors(ids, scores.clone())  # type: ignore[assignment]
         if self.sampling.greedy:
             return int(scores[0].argmax())
         probabilities = scores[0].double().softmax(-1).cpu()

@@ -3,11 +3,15 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from interp.scripts.console import check_output, say
+
+if TYPE_CHECKING:
+    from interp.engines.base import Result
+    from interp.points import ModelInfo
 
 
 @dataclass
@@ -36,27 +40,33 @@ def run(config: CaptureCommand) -> None:
 
     addresses = [Address.parse(point) for point in config.points]
     check_output(config.out.parent)
-    import torch
-    from safetensors.torch import save_file
-
     from interp.engines.base import Request
     from interp.engines.load import load_model
-    from interp.files import atomic_path
 
     engine = load_model(config.model, device=config.device, dtype=config.dtype, report=say)
     (result,) = engine.run([Request(config.prompt, capture=addresses, max_new_tokens=config.max_new_tokens)])
+    save(config.out, result, engine.model, config.prompt)
+
+
+def save(out: Path, result: "Result", model: "ModelInfo", prompt: str) -> None:
+    """Write what a request has captured, and its tokens; say what is where."""
+    import torch
+    from safetensors.torch import save_file
+
+    from interp.files import atomic_path
+
     tensors = {str(address): tensor.contiguous().cpu() for address, tensor in result.capture.items()}
     tensors["tokens"] = torch.tensor(result.tokens)
     provenance = {str(a): f"{s.module} {s.side} {s.transform}".strip() for a, s in result.provenance.sources.items()}
     metadata = {
-        "model": engine.model.name,
-        "fingerprint": engine.model.fingerprint,
-        "prompt": config.prompt,
+        "model": model.name,
+        "fingerprint": model.fingerprint,
+        "prompt": prompt,
         "sources": json.dumps(provenance),
         "attention": result.provenance.attention,
     }
-    with atomic_path(config.out) as path:
+    with atomic_path(out) as path:
         save_file(tensors, path, metadata=metadata)
     for address, tensor in result.capture.items():
         say(f"{address}  {list(tensor.shape)}  from {provenance[str(address)]}")
-    say(f"{len(result.tokens)} tokens, {len(result.capture)} tensors: {config.out}")
+    say(f"{len(result.tokens)} tokens, {len(result.capture)} tensors: {out}")

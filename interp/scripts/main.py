@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from interp.scripts import bench, capture, demo, doctor, names, points, trace, train_transcoders
+from interp.scripts import bench, capture, demo, doctor, generate, names, points, trace, train_transcoders
 from interp.scripts.console import finish
 
 COMMANDS: dict[str, tuple[type, Callable[[Any], int | None]]] = {
@@ -12,6 +12,7 @@ COMMANDS: dict[str, tuple[type, Callable[[Any], int | None]]] = {
     "doctor": (doctor.Doctor, doctor.run),
     "names": (names.Names, names.run),
     "capture": (capture.CaptureCommand, capture.run),
+    "generate": (generate.Generate, generate.run),
     "train-transcoders": (train_transcoders.TrainTranscoders, train_transcoders.run),
     "trace": (trace.Trace, trace.run),
     "bench": (bench.Bench, bench.run),

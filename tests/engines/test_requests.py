@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from interp.edits import Ablate, Add, Replace
+from interp.edits import Ablate, Add, Replace, Scale
 from interp.engines.base import Request
 from interp.engines.cache import run_with_cache
 from interp.errors import PointRefused, UserError
@@ -105,3 +105,25 @@ def test_a_missing_capture_says_what_there_is() -> None:
     with pytest.raises(KeyError, match=r"resid_post\.1 was not captured; captured: resid_post\.0"):
         cache["resid_post.1"]  # type: ignore[index]
     assert "resid_post.0" in cache and "resid_post.1" not in cache
+
+
+def test_threads_that_run_one_engine_at_once_each_get_what_they_get_alone() -> None:
+    """Each with its own edits and captures, some inside attention, whose implementation is switched meanwhile."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    model = engine("gemma3")
+    asks = [
+        Request(
+            [7 + i, 3, 99 - i],
+            capture=["attn_probs.1" if i % 3 == 0 else "z.1"],
+            edits=[Scale("mlp_out_post.0", 0.1 * i)],
+            max_new_tokens=0 if i % 3 == 0 else 3,
+        )
+        for i in range(12)
+    ]
+    alone = [model.run([ask])[0] for ask in asks]
+    with ThreadPoolExecutor(4) as threads:
+        together = list(threads.map(lambda ask: model.run([ask])[0], asks * 2))
+    for found, right in zip(together, alone * 2, strict=True):
+        assert found.tokens == right.tokens
+        assert all(torch.equal(found.capture[a], right.capture[a]) for a in right.capture)

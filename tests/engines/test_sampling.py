@@ -116,12 +116,13 @@ def test_an_end_token_is_passed_by_where_asked() -> None:
     (free,) = model.run([Request(PROMPTS[0], max_new_tokens=8, sampling=Sampling(ignore_eos=True))])
     new = free.tokens[free.n_prompt :]
     end = new[2]
-    before, model.module.generation_config.eos_token_id = model.module.generation_config.eos_token_id, end
+    own: Any = model.module.generation_config
+    before, own.eos_token_id = own.eos_token_id, end
     try:
         (short,) = model.run([Request(PROMPTS[0], max_new_tokens=8)])
         (long,) = model.run([Request(PROMPTS[0], max_new_tokens=8, sampling=Sampling(ignore_eos=True))])
     finally:
-        model.module.generation_config.eos_token_id = before
+        own.eos_token_id = before
     assert short.tokens == free.tokens[: free.n_prompt + new.index(end) + 1] and short.finish_reason == "stop"
     assert long.tokens == free.tokens and long.finish_reason == "length"
 

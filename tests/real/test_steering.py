@@ -57,7 +57,7 @@ def test_steering_equals_a_hand_written_loop(engine: EagerEngine) -> None:
     vector = SCALE * difference(engine, point)
     ids = engine.to_tokens(PROMPT)[0].tolist()
     last = len(ids) - 1
-    edit = Add(point, vector, positions=tuple(range(last, last + N_NEW)))
+    edit = Add(point, vector, positions=("last_prompt", "generated"))
     expected, right = by_hand(engine.module, layer, ids, vector)
     steered, plain = (
         engine.run([Request(ids, edits=edits, max_new_tokens=N_NEW, return_logits=True)])[0] for edits in ([edit], [])

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from interp.edits import Scale, to_json
+
 from .conftest import Interp, Outcome
 
 
@@ -260,3 +262,16 @@ def test_benchmarks_without_a_checkout(interp: Interp, tmp_path: Path, monkeypat
     """As from a wheel, which has no benchmarks beside the package."""
     monkeypatch.setattr("interp.scripts.bench.CHECKOUT", tmp_path)
     assert "clone the repository" in sentence(interp("bench", "capture"))
+
+
+def test_generate_says_what_is_wrong_with_edits_and_limits(interp: Interp, tiny: Path, tmp_path: Path) -> None:
+    absent, broken, beyond = (tmp_path / name for name in ("absent.json", "broken.json", "beyond.json"))
+    broken.write_text('{"version": 1, "edits": [{"kind": "Ad", "address": "resid_post.1"}]}', encoding="utf-8")
+    beyond.write_text(to_json([Scale("resid_post.7", 2.0)]), encoding="utf-8")
+    ask = ("generate", tiny, "--prompt", "w1", "--max-new-tokens", "2")
+    assert "Cannot read the edits" in sentence(interp(*ask, "--steer", absent))
+    assert "Ad" in sentence(interp(*ask, "--steer", broken))
+    assert "resid_post.7" in sentence(interp(*ask, "--steer", beyond))
+    assert "top_p" in sentence(interp(*ask, "--temperature", "1", "--top-p", "2"))
+    assert "chat template" in sentence(interp(*ask, "--chat"))
+    assert "max_new_tokens" in sentence(interp("generate", tiny, "--prompt", "w1", "--max-new-tokens", "0"))

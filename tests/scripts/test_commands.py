@@ -15,7 +15,10 @@ from transformers import AutoModelForCausalLM
 from interp.circuits.graph import AttributionGraph
 from interp.circuits.graph_json import validate_document
 from interp.dictionaries import load_dictionaries
+from interp.edits import Add, to_json
 from interp.engines import hooks, load
+from interp.engines.base import Request
+from interp.engines.load import load_model
 from interp.models.anatomy import Anatomy, Sublayer
 from interp.models.checkpoint import fingerprint
 from interp.models.resolve import resolve
@@ -96,6 +99,34 @@ def test_capture_saves_what_the_model_computes(interp: Interp, tiny: Path, tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["acts.safetensors"]
 
 
+def test_generate_streams_what_the_engine_gives_steered_by_a_file(interp: Interp, tiny: Path, tmp_path: Path) -> None:
+    steer, out = tmp_path / "edits.json", tmp_path / "acts.safetensors"
+    edit = Add("resid_post.1", torch.linspace(-9, 9, D_MODEL), positions=("last_prompt", "generated"))
+    steer.write_text(to_json([edit]), encoding="utf-8")
+    flags = ["--prompt", "w1 w2", "--max-new-tokens", "5", "--steer", steer, "--capture", "resid_post.1", "--out", out]
+    outcome = interp("generate", tiny, *flags)
+    assert outcome.status == 0 and not outcome.err
+    engine = load_model(tiny, prove=False)
+    request = Request("w1 w2", capture=["resid_post.1"], edits=[edit], max_new_tokens=5)
+    (right,) = engine.run([request])
+    (plain,) = engine.run([replace(request, edits=[])])
+    assert right.text is not None and right.text in outcome.out and right.tokens != plain.tokens
+    assert (
+        f"({len(right.tokens) - right.n_prompt} tokens, ended by {right.finish_reason}, 1 edits, eager)" in outcome.out
+    )
+    with safe_open(out, "pt") as file:
+        assert torch.equal(file.get_tensor("resid_post.1"), right.capture["resid_post.1"])
+        assert file.get_tensor("tokens").tolist() == right.tokens
+
+
+def test_generate_draws_again_what_the_told_seed_drew(interp: Interp, tiny: Path) -> None:
+    flags = ["--prompt", "w1 w2", "--max-new-tokens", "8", "--temperature", "2"]
+    first = interp("generate", tiny, *flags).out.splitlines()
+    seed = first[-1].split("seed ")[1].rstrip(")")
+    assert interp("generate", tiny, *flags, "--seed", seed).out.splitlines() == first
+    assert interp("generate", tiny, *flags).out.splitlines()[:-1] != first[:-1]
+
+
 def test_capture_while_generating_has_one_row_per_position_that_ran(interp: Interp, tiny: Path, tmp_path: Path) -> None:
     out = tmp_path / "acts.safetensors"
     flags = ("--points", "mlp_out.0", "--max_new_tokens", "3", "--out", out)
@@ -168,7 +199,7 @@ def test_trace_explains_the_token_that_is_asked_for(
 def test_every_command_explains_its_flags(interp: Interp) -> None:
     outcome = interp("--help")
     assert outcome.status == 0
-    for command in ("points", "doctor", "names", "capture", "train-transcoders", "trace", "demo"):
+    for command in ("points", "doctor", "names", "capture", "generate", "train-transcoders", "trace", "demo"):
         assert command in outcome.out
         assert interp(command, "--help").status == 0
 
