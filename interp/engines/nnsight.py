@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from nnsight import Envoy
 
 INSIDE = {
-    "function": "it is made by a function call inside the forward of {module}",
-    "attention": "it is held by the attention function that {module} calls inside its forward",
-    "softmax": "it is made around a softmax inside the forward of {module}",
-    "shares": "it takes runs of {module} by itself, once per expert",
+    "function": "it is made by a function call inside a module's forward",
+    "attention": "it is held by the attention function inside a module's forward",
+    "softmax": "it is made around a softmax inside a module's forward",
+    "shares": "it takes further runs of a module, one per expert",
 }
 """Where a tap is no input and no output of a module: why no envoy shows it."""
 
@@ -184,9 +184,8 @@ def _inside(anatomy: Anatomy, model: ModelInfo) -> dict[Address, Refusal]:
             address = Address(point.name, layer, stream=stream)
             tap = anatomy.tap(address)
             if isinstance(tap, Tap) and tap.side in INSIDE:
-                why = INSIDE[tap.side].format(module=tap.path or "the model")
                 found[address.whole] = Refusal(
-                    f"{why}, and envoys of nnsight show what modules take and give; "
+                    f"{INSIDE[tap.side]}, and envoys of nnsight show what modules take and give; "
                     'load the model with engine="eager", which reads it'
                 )
     return found
