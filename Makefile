@@ -40,7 +40,7 @@ $(SETUP): pyproject.toml constraints.txt Makefile
 	echo "Setup took $$(( $$(date +%s) - started )) s; .venv/bin/interp --help lists the commands."
 
 # Other tools that tests compare with, and one that only benchmarks do. Their pins clash, so each has an environment of its own; what it does not bring it
-# finds in .venv, whose folder a .pth file names.
+# finds in .venv, whose folder a .pth file names. What it pins itself (an older nnsight) it has before that, and constraints.txt has no say in it.
 PEERS := transformer_lens nnterp
 PEER_PATH := import os, sys, sysconfig; own = sysconfig.get_path("purelib", vars={"base": sys.argv[1]}); \
 	open(own + "/project.pth", "w").write(os.path.relpath(sysconfig.get_path("purelib"), own) + "\n")
@@ -51,7 +51,8 @@ peers: $(PEERS:%=.peers/%/.setup-done) ## create the environments of the tools t
 	rm -rf ".peers/$*"
 	.venv/bin/python -m venv --without-pip ".peers/$*"
 	.venv/bin/python -c '$(PEER_PATH)' ".peers/$*"
-	.venv/bin/python -m pip --disable-pip-version-check --python ".peers/$*" install -c constraints.txt -r "tests/peers/$*.txt"
+	awk -F '==' 'NR == FNR { own[tolower($$1)]; next } !(tolower($$1) in own)' "tests/peers/$*.txt" constraints.txt > ".peers/$*/constraints.txt"
+	.venv/bin/python -m pip --disable-pip-version-check --python ".peers/$*" install -c ".peers/$*/constraints.txt" -r "tests/peers/$*.txt"
 	touch $@
 
 demo: setup ## from a real model to an attribution graph (12 minutes, then one)

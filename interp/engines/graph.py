@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from interp.engines.batching import stacked, unstacked
+from interp.engines.visits import Visit
 from interp.models.anatomy import Tap
 from interp.models.rerun import pick, put
 from interp.points import POINTS, Address
@@ -25,11 +26,12 @@ class Graph:
         self._parts: dict[tuple[Address, int], Tensor] = {}
         self.stacked: dict[Address, Tensor] = {}
 
-    def begin(self) -> Any:
-        """Make what leaves the root a leaf; the handle of the hook that does."""
+    @property
+    def beginning(self) -> Visit:
+        """Makes what leaves the root a leaf."""
         if self._root.side == "input":
-            return self._root.module.register_forward_pre_hook(self._before, with_kwargs=True)
-        return self._root.module.register_forward_hook(self._after)
+            return Visit(self._root.module, "input", self._before)
+        return Visit(self._root.module, "output", self._after)
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> Any:
         return put(output, self._root.key, _leaf(pick(output, self._root.key)))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from interp.engines.editing import Editing, Pass, Use, held, select
 from interp.engines.graph import Graph
+from interp.engines.visits import Visit
 from interp.errors import InterpError
 from interp.models.anatomy import MATRIX_SIDES, Tap
 from interp.models.attention import AttentionCall, observed, observed_softmax
@@ -81,17 +82,41 @@ class Session:
         return any(use.tap.side in MATRIX_SIDES for use in self.uses)
 
     @contextmanager
-    def attached(self, model: nn.Module) -> Iterator[None]:
-        """Hooks in place inside the context, none left behind after it."""
+    def active(self) -> Iterator[None]:
+        """The passes inside the context are this session's business."""
+        token = _ACTIVE.set(self)
+        try:
+            yield
+        finally:
+            _ACTIVE.reset(token)
+
+    def visits(self) -> list[Visit]:
+        """What happens at the inputs and outputs of modules; at one place, in this order."""
+        found = [] if self.graph is None else [self.graph.beginning]
+        for (_, side), uses in self._groups().items():
+            module = uses[0].tap.module
+            if side == "input":
+                found.append(Visit(module, "input", self._before(uses)))
+            elif side == "output":
+                found.append(Visit(module, "output", self._after(uses)))
+        for use in self.uses:
+            if use.stream is not None:  # last: it sees what the edits above have made of the stream
+                found.append(Visit(use.stream.module, "input", self._other_addend(use.address, use.stream)))
+        return found
+
+    def _groups(self) -> dict[tuple[int, str], list[Use]]:
         groups: dict[tuple[int, str], list[Use]] = defaultdict(list)
         for use in self.uses:
             groups[id(use.tap.module), use.tap.side].append(use)
+        return groups
+
+    @contextmanager
+    def attached(self, model: nn.Module) -> Iterator[None]:
+        """Hooks in place inside the context, none left behind after it."""
+        groups = self._groups()
         handles = []
-        token = _ACTIVE.set(self)
-        if self.graph is not None:
-            handles.append(self.graph.begin())
         with ExitStack() as stack:
-            stack.callback(_ACTIVE.reset, token)
+            stack.enter_context(self.active())
             if self.needs_matrix:
                 watch, edit = self._watcher(groups, "attention"), self._editor(groups, "attention")
                 stack.enter_context(observed(model, watch, edit=edit))
@@ -103,18 +128,12 @@ class Session:
             if functions:
                 stack.enter_context(watched_functions(functions, self._function_visitor(groups)))
             try:
+                for visit in self.visits():
+                    handles.append(visit.register())
                 for (_, side), uses in groups.items():
-                    module = uses[0].tap.module
-                    if side == "input":
-                        handles.append(module.register_forward_pre_hook(self._before(uses), with_kwargs=True))
-                    elif side == "output":
-                        handles.append(module.register_forward_hook(self._after(uses)))
-                    elif side == "shares":
-                        handles.append(module.register_forward_hook(self._shares(uses), with_kwargs=True))
-                for use in self.uses:
-                    if use.stream is not None:  # registered last: it sees what the edits above have made of the stream
-                        hook = self._other_addend(use.address, use.stream)
-                        handles.append(use.stream.module.register_forward_pre_hook(hook, with_kwargs=True))
+                    if side == "shares":
+                        hook = self._shares(uses)
+                        handles.append(uses[0].tap.module.register_forward_hook(hook, with_kwargs=True))
                 yield
             finally:
                 for handle in handles:

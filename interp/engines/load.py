@@ -8,13 +8,15 @@ from typing import Any
 from torch import nn
 
 from interp.engines.eager import EagerEngine
+from interp.engines.nnsight import COMPILED, NNsightEngine
 from interp.errors import UserError
 from interp.models.calling import vocabulary_of
 from interp.models.describe import describe
 from interp.models.parameters import refuse_shards
 from interp.models.resolve import N_POS, resolve
 
-ENGINES = ("auto", "eager")
+ENGINES = {"auto": EagerEngine, "eager": EagerEngine, "nnsight": NNsightEngine}
+"""By name; all of them run the model in this process."""
 LOGGER = logging.getLogger("interp")
 
 
@@ -55,14 +57,18 @@ def load_model(
     that is quantised loads as it is; `quantization` packs one that is not: "bitsandbytes-4bit", "bitsandbytes-8bit",
     or a `quantization_config` of transformers.
 
+    The engine "nnsight" runs every pass in a trace of nnsight; it gives what "eager" ("auto") gives, bit for bit, and
+    refuses the points that no module takes or gives. `model.nnsight` is the envoy to trace by hand, on either.
+
     With `compile` new tokens are decoded by a compiled graph that holds the request's captures and edits. It is made
     when a batch of that size, length and set of points first comes (about a minute), and kept under INTERP_CACHE; other
     vectors, scales and positions need no other graph.
 
     Raises `UserError` for a model that cannot be found or read, or an unknown engine, device or dtype.
     """
-    if engine not in ENGINES:
-        raise UserError(f"Unknown engine {engine!r}; choose {' or '.join(ENGINES)}.")
+    _check_engine(engine)
+    if compile and engine == "nnsight":
+        raise UserError(COMPILED)
     from interp.models.checkpoint import checkpoint_dtype, fingerprint, load_model_and_tokenizer
     from interp.models.checkpoint import resolve as find
     from interp.models.device import choose, first_device
@@ -90,15 +96,28 @@ def load_model(
 
         key = key_of(module, checkpoint.path, print_of_it)
         doctor.refuse(loaded, proven(key, lambda: doctor.prove(loaded), report))
+    loaded = _through(engine, loaded)
     if compile:
         loaded.compile()
     return loaded
+
+
+def _check_engine(name: str) -> None:
+    if name not in ENGINES:
+        raise UserError(f"Unknown engine {name!r}; choose {' or '.join(ENGINES)}.")
+
+
+def _through(name: str, proven: EagerEngine) -> EagerEngine:
+    """The engine of that name, for a model whose points the eager one, which reaches all of them, has proven."""
+    kind = ENGINES[name]
+    return proven if kind is EagerEngine else kind(proven.module, proven.tokenizer, proven.anatomy, proven.model)
 
 
 def wrap(
     module: nn.Module,
     tokenizer: Any = None,
     *,
+    engine: str = "auto",
     name: str = "",
     fingerprint: str | None = None,
     d_vocab: int | None = None,
@@ -109,13 +128,15 @@ def wrap(
 
     A class of transformers, or any module whose forward takes token ids [batch, pos] (as `input_ids`, or as its first
     argument) and returns logits: a tensor, or something that holds them as `logits`. Where no config says
-    them, `d_vocab` is read from the table in which the ids are looked up, and the longest prompt is `n_ctx`.
+    them, `d_vocab` is read from the table in which the ids are looked up, and the longest prompt is `n_ctx`. The engine
+    is "eager" ("auto") or "nnsight", as `load_model` says.
 
     Raises `UserError` for a module of which this process holds a shard alone, and `InterpError` where a pass shows no
     trunk of blocks.
     """
     from interp.models.checkpoint import fingerprint as fingerprint_of
 
+    _check_engine(engine)
     module = getattr(module, "_orig_mod", module)  # what torch.compile has wrapped
     refuse_shards(module)
     module.eval()
@@ -129,9 +150,9 @@ def wrap(
         d_vocab=d_vocab,
         n_ctx=n_ctx,
     )
-    engine = EagerEngine(module, tokenizer, anatomy, info)
+    loaded = EagerEngine(module, tokenizer, anatomy, info)
     if prove:
         from interp.engines.doctor import refuse_unproven
 
-        refuse_unproven(engine)
-    return engine
+        refuse_unproven(loaded)
+    return _through(engine, loaded)

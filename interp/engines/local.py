@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from threading import RLock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -37,6 +37,9 @@ from interp.models.rerun import pick
 from interp.models.weights import BlockWeights, block_weights
 from interp.names import Layout
 from interp.points import Address, ModelInfo
+
+if TYPE_CHECKING:
+    from nnsight import Envoy
 
 LOGGER = logging.getLogger("interp")
 ENDLESS = Sampling(ignore_eos=True)
@@ -274,8 +277,19 @@ class LocalEngine(ABC):
             )
         self.compiled_steps = CompiledSteps()
 
+    @cached_property
+    def nnsight(self) -> "Envoy":
+        """The model as an envoy of nnsight, to trace by hand: `with model.nnsight.trace(model.to_tokens(text)): …`.
+
+        No hook of PyTorch stays on the model; `run` gives what it gave before, inside a trace it raises `UserError`.
+        """
+        from nnsight import NNsight
+
+        return NNsight(self.module)
+
     def close(self) -> None:
         """Free the model."""
+        vars(self).pop("nnsight", None)
         self.module = nn.Module()
         self.compiled_steps = None
 
@@ -303,6 +317,8 @@ class LocalEngine(ABC):
     @contextmanager
     def _passing(self, running: Running) -> Iterator[None]:
         """Everything that a pass needs in place; one batch of an engine at a time."""
+        if "nnsight" in vars(self) and self.nnsight.interleaver.interleaving:
+            raise UserError("A trace by hand is running on these modules: call run before or after its block.")
         graph = running.session.graph
         gradients = torch.no_grad() if graph is None else without_parameters(self.module)
         with self._lock, gradients, self.numerics(), self.attached(running.session):

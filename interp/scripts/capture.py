@@ -28,6 +28,8 @@ class CaptureCommand:
     """File to write: one tensor per address, [pos, ...], and the tokens."""
     max_new_tokens: int = 0
     """Tokens to generate greedily after the prompt; captured while decoding."""
+    engine: str = "auto"
+    """auto, eager or nnsight; docs/engines.md says what each serves."""
     device: str | None = None
     """cuda, mps or cpu; the best one that is there if left out."""
     dtype: str | None = None
@@ -43,7 +45,7 @@ def run(config: CaptureCommand) -> None:
     from interp.engines.base import Request
     from interp.engines.load import load_model
 
-    engine = load_model(config.model, device=config.device, dtype=config.dtype, report=say)
+    engine = load_model(config.model, engine=config.engine, device=config.device, dtype=config.dtype, report=say)
     (result,) = engine.run([Request(config.prompt, capture=addresses, max_new_tokens=config.max_new_tokens)])
     save(config.out, result, engine.model, config.prompt)
 

@@ -43,6 +43,8 @@ class Generate:
     """File for what is captured: one tensor per address, [pos, ...], and the tokens."""
     compile: bool = False
     """Decode by a compiled graph: about a minute before the first token, faster ones after it."""
+    engine: str = "auto"
+    """auto, eager or nnsight; docs/engines.md says what each serves."""
     device: str | None = None
     """cuda, mps or cpu; the best one that is there if left out."""
     dtype: str | None = None
@@ -77,7 +79,14 @@ def run(config: Generate) -> None:
             edits = from_json(config.steer.read_text(encoding="utf-8"))
         except OSError as error:
             raise UserError(f"Cannot read the edits in {config.steer}: {error.strerror}.") from None
-    engine = load_model(config.model, device=config.device, dtype=config.dtype, compile=config.compile, report=say)
+    engine = load_model(
+        config.model,
+        engine=config.engine,
+        device=config.device,
+        dtype=config.dtype,
+        compile=config.compile,
+        report=say,
+    )
     tokens = engine.to_chat_tokens([{"role": "user", "content": config.prompt}]) if config.chat else config.prompt
     request = Request(tokens, capture=addresses, edits=edits, max_new_tokens=config.max_new_tokens, sampling=sampling)
     result = None

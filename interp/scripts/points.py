@@ -15,6 +15,8 @@ class Points:
 
     model: Annotated[str, tyro.conf.Positional]
     """Packaged name, checkpoint directory, GGUF file or hub id."""
+    engine: str = "auto"
+    """auto, eager or nnsight; docs/engines.md says what each serves."""
     device: str | None = None
     """cuda, mps or cpu; the best one that is there if left out."""
     dtype: str | None = None
@@ -29,7 +31,7 @@ def run(config: Points) -> None:
     from interp.engines.load import load_model
     from interp.points import POINTS
 
-    engine = load_model(config.model, device=config.device, dtype=config.dtype, report=say)
+    engine = load_model(config.model, engine=config.engine, device=config.device, dtype=config.dtype, report=say)
     table = Table(
         Column("point", no_wrap=True),
         "layers",
