@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from interp.engines.capture_memory import CaptureMemory
 from interp.engines.editing import Editing, Pass, Use, held, select
 from interp.engines.graph import Graph
 from interp.errors import InterpError
@@ -28,11 +29,12 @@ _ORDER = {name: place for place, name in enumerate(POINTS)}
 class Session:
     """The taps of one batch, and what they have read: a buffer per point, [batch, column, ...], filled pass by pass."""
 
-    def __init__(self, uses: Sequence[Use], graph: Graph | None = None) -> None:
+    def __init__(self, uses: Sequence[Use], memory: CaptureMemory, graph: Graph | None = None) -> None:
         # Points that share a tensor (mlp_out and mlp_out_post where nothing stands between) are visited in the order of
         # the table, which is that of the forward pass: an edit at the first shows at the second, never the other way.
         self.uses = sorted(uses, key=lambda use: _ORDER[use.address.name])
         self.captured: dict[Address, Tensor] = {}
+        self._memory = memory
         self.streams: dict[Address, Tensor] = {}
         self.now: Pass | None = None
         self.graph = graph
@@ -44,6 +46,8 @@ class Session:
         self._spans: Sequence[slice] = ()
         self._device = torch.device("cpu")
         self.editing = Editing(self.uses)
+        self._plain = graph is None and not any(use.tap.side in ("function", "shares") for use in uses)
+        """Whether our own calls of torch functions in a hook count as nobody's."""
         self.aside: nn.Module | None = None
         """The module that is being run once more for what its parts add: edits inside hold, nothing is captured."""
 
@@ -69,7 +73,7 @@ class Session:
 
     def recording(self, operands: Sequence[Tensor], now: Pass) -> "Session":
         """This session in one pass that is being recorded."""
-        inner = Session(self.uses)
+        inner = Session(self.uses, self._memory)
         inner.editing = self.editing.recorded(operands)
         inner.start(1, [slice(0, 1) for _ in self._spans], self._device)
         inner.begin(now)
@@ -106,9 +110,11 @@ class Session:
                 for (_, side), uses in groups.items():
                     module = uses[0].tap.module
                     if side == "input":
-                        handles.append(module.register_forward_pre_hook(self._before(uses), with_kwargs=True))
+                        hook = self._read_before(uses) if self._only_read(uses) else self._before(uses)
+                        handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
                     elif side == "output":
-                        handles.append(module.register_forward_hook(self._after(uses)))
+                        hook = self._read_after(uses) if self._only_read(uses) else self._after(uses)
+                        handles.append(module.register_forward_hook(hook))
                     elif side == "shares":
                         handles.append(module.register_forward_hook(self._shares(uses), with_kwargs=True))
                 for use in self.uses:
@@ -119,6 +125,26 @@ class Session:
             finally:
                 for handle in handles:
                     handle.remove()
+
+    def _only_read(self, uses: list[Use]) -> bool:
+        """Whether a hook has nothing to do but to copy."""
+        return self._plain and all(use.captured and not use.edits and not use.kept for use in uses)
+
+    def _read_before(self, uses: list[Use]):
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if _ACTIVE.get() is self:
+                for use in uses:
+                    self.put(use.address, use.tap.read(self._by_position(_argument(use.tap.key, args, kwargs))))
+
+        return hook
+
+    def _read_after(self, uses: list[Use]):
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            if _ACTIVE.get() is self:
+                for use in uses:
+                    self.put(use.address, use.tap.read(self._by_position(pick(output, use.tap.key))))
+
+        return hook
 
     def _own(self, uses: list[Use]) -> list[Use]:
         return uses if _ACTIVE.get() is self else []
@@ -211,7 +237,7 @@ class Session:
         wanted = use.captured and self.aside is None
         if not use.edits and not (wanted and self.graph is not None):
             if wanted:
-                self.keep(use, value, x)
+                self.keep(use, value)
             self._remember(use, value)
             return None
         stream = None if use.stream is None else self.streams[use.address].to(value.device)
@@ -237,28 +263,26 @@ class Session:
             assert self.now is not None
             self.now.kept[use.address] = value.clone()
 
-    def keep(self, use: Use, value: Tensor, source: Tensor | None = None) -> None:
-        """Copy what one pass has at a point into its buffer; `source` is the module's tensor that it came from."""
+    def keep(self, use: Use, value: Tensor) -> None:
+        """Copy what one pass has at a point into its buffer."""
         if self.graph is not None:
             self.graph.pass_through(use.readers, value, self._spans)
             return
         if self.traced is not None:
             self.traced[use.address] = value
             return
-        self.put(use.address, value, source)
+        self.put(use.address, value)
 
-    def put(self, address: Address, value: Tensor, source: Tensor | None = None) -> None:
+    def put(self, address: Address, value: Tensor) -> None:
         """The same for a tensor that a traced step has returned."""
         assert self.now is not None
         self._passes[address] += 1
-        if POINTS[address.name].matrix or value.shape[1] == self._n_columns:
-            own = source is not None and value.untyped_storage().data_ptr() != source.untyped_storage().data_ptr()
-            moved = value.to(self._device)
-            self.captured[address] = moved if own or moved is not value else value.clone()
+        if value.shape[1] == self._n_columns or POINTS[address.name].matrix:
+            self.captured[address] = self._memory.copy(value, self._device)
             return
         if address not in self.captured:
             shape = len(value), self._n_columns, *value.shape[2:]
-            self.captured[address] = torch.empty(shape, dtype=value.dtype, device=self._device)
+            self.captured[address] = self._memory.empty(shape, value.dtype, self._device)
         self.captured[address][:, self.now.columns] = value
 
     def rows(self, address: Address, row: int, columns: slice) -> Tensor:
@@ -268,13 +292,14 @@ class Session:
         whole = held(address)
         if whole not in self.captured or self._passes[whole] != self._n_passes:
             raise InterpError(f"{address}: the module that holds it did not run once in every pass.")
-        stored = self.captured[whole][row]
         if POINTS[address.name].matrix:
-            return select(stored[:, columns, columns], address)
-        return select(stored[columns], address)
+            return select(self.captured[whole][row, :, columns, columns], address)
+        return select(self.captured[whole][row, columns], address)
 
     def _by_position(self, x: Tensor) -> Tensor:
         """[batch, pos, ...], also where the model has flattened the two into one axis."""
+        if x.ndim != 2:
+            return x
         assert self.now is not None
         batch, n_pos = self.now.positions.shape
         return by_position(x, batch, n_pos)
