@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from interp.points import Address
+
 SMALL = 64 * 1024
 """Bytes below which the allocator has memory at hand that was written before."""
 RUNS = 4
@@ -47,6 +49,8 @@ class CaptureMemory:
         self._taken: Counter[int] = Counter()
         self._runs: deque[Counter[int]] = deque(maxlen=RUNS)
         self._limit = 0
+        self.found: dict[Address, tuple[Sequence[int], torch.dtype]] = {}
+        """Shape per token and dtype of every point that has been captured."""
         self._reference = weakref.ref(self)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -59,12 +63,6 @@ class CaptureMemory:
         loan = memory.view(_Loan)
         loan.home = self._reference
         return torch.frombuffer(loan, dtype=dtype).view(shape)
-
-    def copy(self, x: Tensor, device: torch.device) -> Tensor:
-        """A copy of `x` on `device`."""
-        if x.device != device:
-            return x.to(device)
-        return self.empty(x.shape, x.dtype, device).copy_(x)
 
     def settle(self) -> None:
         """After a run: free what the last runs did not take."""

@@ -1,7 +1,7 @@
 """Reading and changing tensors while a model runs: PyTorch hooks for the taps that a batch of requests needs."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from interp.engines.capture_memory import CaptureMemory
-from interp.engines.editing import Editing, Pass, Use, held, select
+from interp.engines.capturing import Buffer, Capturing
+from interp.engines.editing import Editing, Pass, Use
 from interp.engines.graph import Graph
 from interp.errors import InterpError
 from interp.models.anatomy import MATRIX_SIDES, Tap
@@ -27,22 +28,20 @@ _ORDER = {name: place for place, name in enumerate(POINTS)}
 
 
 class Session:
-    """The taps of one batch, and what they have read: a buffer per point, [batch, column, ...], filled pass by pass."""
+    """The taps of one batch, and what they have read."""
 
     def __init__(self, uses: Sequence[Use], memory: CaptureMemory, graph: Graph | None = None) -> None:
         # Points that share a tensor (mlp_out and mlp_out_post where nothing stands between) are visited in the order of
         # the table, which is that of the forward pass: an edit at the first shows at the second, never the other way.
         self.uses = sorted(uses, key=lambda use: _ORDER[use.address.name])
-        self.captured: dict[Address, Tensor] = {}
         self._memory = memory
+        self._capturing = Capturing([use.address for use in uses if use.captured], memory)
         self.streams: dict[Address, Tensor] = {}
         self.now: Pass | None = None
         self.graph = graph
         """Where captured tensors go that stay on the path of the pass."""
         self.traced: dict[Address, Tensor] | None = None
         """While a step is traced: what it captures, one pass of it."""
-        self._passes: dict[Address, int] = defaultdict(int)
-        self._n_passes, self._n_columns = 0, 0
         self._spans: Sequence[slice] = ()
         self._device = torch.device("cpu")
         self.editing = Editing(self.uses)
@@ -54,13 +53,15 @@ class Session:
     def start(self, n_columns: int, spans: Sequence[slice], device: torch.device) -> None:
         """Before the first pass: how many columns all passes have together, which of them are each row's prompt, and
         where captures go."""
-        self._n_columns, self._spans, self._device = n_columns, spans, device
+        self._spans, self._device = spans, device
+        if self.graph is None and self.traced is None:
+            self._capturing.start(len(spans), n_columns, device)
         self.editing.start([span.stop - span.start for span in spans])
 
     def begin(self, now: Pass) -> None:
         """Before each pass."""
         self.now = self.editing.now = now
-        self._n_passes += 1
+        self._capturing.begin(now.columns)
 
     @property
     def structure(self) -> tuple[Any, ...]:
@@ -74,10 +75,10 @@ class Session:
     def recording(self, operands: Sequence[Tensor], now: Pass) -> "Session":
         """This session in one pass that is being recorded."""
         inner = Session(self.uses, self._memory)
+        inner.traced = {}
         inner.editing = self.editing.recorded(operands)
         inner.start(1, [slice(0, 1) for _ in self._spans], self._device)
         inner.begin(now)
-        inner.traced = {}
         return inner
 
     @property
@@ -128,23 +129,35 @@ class Session:
 
     def _only_read(self, uses: list[Use]) -> bool:
         """Whether a hook has nothing to do but to copy."""
-        return self._plain and all(use.captured and not use.edits and not use.kept for use in uses)
+        return (
+            self._plain and self.traced is None and all(use.captured and not use.edits and not use.kept for use in uses)
+        )
 
     def _read_before(self, uses: list[Use]):
+        wanted = self._reading(uses)
+
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if _ACTIVE.get() is self:
-                for use in uses:
-                    self.put(use.address, use.tap.read(self._by_position(_argument(use.tap.key, args, kwargs))))
+                for key, read, buffer in wanted:
+                    self._capturing.put(buffer, read(_argument(key, args, kwargs)))
 
         return hook
 
     def _read_after(self, uses: list[Use]):
+        wanted = self._reading(uses)
+
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             if _ACTIVE.get() is self:
-                for use in uses:
-                    self.put(use.address, use.tap.read(self._by_position(pick(output, use.tap.key))))
+                for key, read, buffer in wanted:
+                    self._capturing.put(buffer, read(pick(output, key)))
 
         return hook
+
+    def _reading(self, uses: list[Use]) -> list[tuple[Key, Callable[[Tensor], Tensor], Buffer]]:
+        def read(tap: Tap) -> Callable[[Tensor], Tensor]:
+            return (lambda x: tap.read(self._by_position(x))) if tap.steps else self._by_position
+
+        return [(use.tap.key, read(use.tap), self._capturing.buffers[use.address]) for use in uses]
 
     def _own(self, uses: list[Use]) -> list[Use]:
         return uses if _ACTIVE.get() is self else []
@@ -275,26 +288,13 @@ class Session:
 
     def put(self, address: Address, value: Tensor) -> None:
         """The same for a tensor that a traced step has returned."""
-        assert self.now is not None
-        self._passes[address] += 1
-        if value.shape[1] == self._n_columns or POINTS[address.name].matrix:
-            self.captured[address] = self._memory.copy(value, self._device)
-            return
-        if address not in self.captured:
-            shape = len(value), self._n_columns, *value.shape[2:]
-            self.captured[address] = self._memory.empty(shape, value.dtype, self._device)
-        self.captured[address][:, self.now.columns] = value
+        self._capturing.put(self._capturing.buffers[address], value)
 
     def rows(self, address: Address, row: int, columns: slice) -> Tensor:
         """One request's captured rows at `address`; raises `InterpError` where the point's module did not run."""
         if self.graph is not None:
             return self.graph.rows(address, row)
-        whole = held(address)
-        if whole not in self.captured or self._passes[whole] != self._n_passes:
-            raise InterpError(f"{address}: the module that holds it did not run once in every pass.")
-        if POINTS[address.name].matrix:
-            return select(self.captured[whole][row, :, columns, columns], address)
-        return select(self.captured[whole][row, columns], address)
+        return self._capturing.rows(address, row, columns)
 
     def _by_position(self, x: Tensor) -> Tensor:
         """[batch, pos, ...], also where the model has flattened the two into one axis."""
