@@ -1,10 +1,11 @@
 """Memory for captured tensors that is lent again once nobody holds it any more.
 
-On the CPU a fresh tensor costs more by the page faults of its first write than by the copy that fills it: all block-level
-points of a model of 30 layers are 20,000 faults a pass, which the next run of the same shapes need not have again.
+On the CPU a fresh tensor costs more by the page faults of its first write than by the copy that fills it: all
+block-level points of a model of 30 layers are 20,000 faults a pass, which the next run of these shapes need not have.
 
-Memory is lent as the buffer of a storage of its own and comes back when that storage ends, which is when no tensor, slice,
-NumPy array or autograd graph over it is left. It is never looked at earlier, so no use that keeps the storage is missed.
+Memory is lent as the buffer of a storage of its own and comes back when that storage ends, which is when no tensor,
+slice, NumPy array or autograd graph over it is left. It is mapped apart from the heap, whose layout decides how often
+the allocator returns the model's own temporaries to the system and faults them in anew.
 """
 
 import weakref
