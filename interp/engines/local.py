@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from interp.engines.base import Capture, Provenance, Request, Result, Source, Step, Support, refused
+from interp.engines.capture_memory import CaptureMemory
 from interp.engines.compiled import CompiledSteps
 from interp.engines.editing import Use, held
 from interp.engines.graph import Graph, without_parameters
@@ -55,6 +56,7 @@ class LocalEngine(ABC):
         self.module, self.tokenizer, self.anatomy, self.model = module, tokenizer, anatomy, model
         self.device = device_of(module)
         self.compiled_steps: CompiledSteps | None = None
+        self._capture_memory = CaptureMemory()
         self._calling = calling_of(module)
         trunk = module.get_submodule(anatomy.trunk)
         self._trunk_calling = calling_of(trunk)
@@ -166,7 +168,7 @@ class LocalEngine(ABC):
         Raises `UserError` where the model gives nothing back to go on from.
         """
         ids = torch.zeros(1, 2, dtype=torch.long, device=self.device)
-        with self._lock, torch.no_grad(), self.numerics(), self.attached(session := Session([])):
+        with self._lock, torch.no_grad(), self.numerics(), self.attached(session := Session([], self._capture_memory)):
             inputs = self.decoding_inputs(ids, None, torch.arange(2, device=self.device)[None], None)
             output = self.forward(session, self.module, inputs)
         own = getattr(output, self.cache_name(), None)
@@ -188,10 +190,13 @@ class LocalEngine(ABC):
         return self._steps(self._start([one]))
 
     def _steps(self, running: Running) -> Generator[Step]:
-        while not running.done:
-            with self._passing(running):
-                running.advance()
-            yield running.step()
+        try:
+            while not running.done:
+                with self._passing(running):
+                    running.advance()
+                yield running.step()
+        finally:
+            self._capture_memory.settle()
 
     def run_stacked(self, requests: Sequence[Request], keep: Bool[Tensor, "batch pos"]) -> Capture:
         """Tensors [batch, pos, ...] on the autograd graph: what the requests, one per row of `keep`, capture.
@@ -288,10 +293,11 @@ class LocalEngine(ABC):
         return NNsight(self.module)
 
     def close(self) -> None:
-        """Free the model."""
+        """Free the model and what its runs left."""
         vars(self).pop("nnsight", None)
         self.module = nn.Module()
         self.compiled_steps = None
+        self._capture_memory.free()
 
     def _plan(self, request: Request) -> Plan:
         found = plan(steered(self, request), self.anatomy, self.model, self.tokenizer)
@@ -307,12 +313,15 @@ class LocalEngine(ABC):
                 f"{self.model.name} cannot generate: its forward takes no {' or '.join(CACHE_NAMES)}, and nothing is "
                 "run a second time here; run the prompt with max_new_tokens=0."
             )
-        return Running(self, plans, Session(self._uses(plans), graph))
+        return Running(self, plans, Session(self._uses(plans), self._capture_memory, graph))
 
     def _finish(self, running: Running) -> None:
-        with self._passing(running):
-            while not running.done:
-                running.advance()
+        try:
+            with self._passing(running):
+                while not running.done:
+                    running.advance()
+        finally:
+            self._capture_memory.settle()
 
     @contextmanager
     def _passing(self, running: Running) -> Iterator[None]:
