@@ -52,7 +52,7 @@ class CaptureMemory:
         self._limit = 0
         self.found: dict[Address, tuple[Sequence[int], torch.dtype]] = {}
         """Shape per token and dtype of every point that has been captured."""
-        self._reference = weakref.ref(self)
+        self._reference: weakref.ref[CaptureMemory] = weakref.ref(self)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
         """A contiguous tensor that shares its storage with nothing; its values are arbitrary."""

@@ -62,7 +62,7 @@ HOLDERS: dict[str, Callable[[Tensor], Any]] = {
     "a transposed view": lambda x: x.T,
     "a NumPy array": lambda x: x.numpy(),
     "a slice of a NumPy array": lambda x: x.numpy()[2:4],
-    "an array through the buffer protocol": lambda x: memoryview(x.numpy()),
+    "an array through the buffer protocol": lambda x: x.numpy().data,
     "a storage": lambda x: x.untyped_storage(),
     "an autograd graph": lambda x: torch.ones_like(x, requires_grad=True) * x,
     "another library, through DLPack": lambda x: np.from_dlpack(x),
