@@ -1,5 +1,7 @@
 """From a model's name, directory or GGUF file to an engine whose points are proven."""
 
+import ctypes
+import gc
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -99,7 +101,17 @@ def load_model(
     loaded = _through(engine, loaded)
     if compile:
         loaded.compile()
+    _return_free_memory()
     return loaded
+
+
+def _return_free_memory() -> None:
+    """What reading a checkpoint has left free goes back to the system, where the C library can do that (glibc)."""
+    gc.collect()
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (AttributeError, OSError, TypeError):
+        return
 
 
 def _check_engine(name: str) -> None:
