@@ -241,7 +241,7 @@ class LocalEngine(ABC):
 
     def close(self) -> None:
         """Free the model."""
-        self.__dict__.pop("nnsight", None)
+        vars(self).pop("nnsight", None)
         self.module = nn.Module()
         self.compiled_steps = None
 

@@ -89,7 +89,7 @@ class NNsightEngine(EagerEngine):
         """Free the model."""
         super().close()
         for name in ("_tree", "_envoys", "_order"):
-            self.__dict__.pop(name, None)
+            vars(self).pop(name, None)
 
     def _places(self, session: Session) -> list["Place"]:
         """What the session does in a pass, by module and side, in the order of the pass."""
@@ -146,7 +146,8 @@ COMPILED = (
 class Place(NamedTuple):
     """One side of one module, and what is to happen there, in order."""
 
-    envoy: "Envoy"
+    envoy: Any
+    """Of the module; its `inputs` and `output` are read and written as in any trace."""
     side: str
     hooks: Sequence[Callable[..., Any]]
 
