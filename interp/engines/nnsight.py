@@ -146,7 +146,8 @@ COMPILED = (
 class Place(NamedTuple):
     """One side of one module, and what is to happen there, in order."""
 
-    envoy: "Envoy"
+    envoy: Any
+    """Of the module; its `inputs` and `output` are read and written as in any trace."""
     side: str
     hooks: Sequence[Callable[..., Any]]
 

@@ -55,6 +55,14 @@ def damaged(path: Path, content: bytes) -> Path:
     return path
 
 
+def test_an_engine_that_cannot_do_it(interp: Interp, tiny: Path) -> None:
+    said = sentence(interp("generate", tiny, "--prompt", "w1", "--compile", "--engine", "nnsight"))
+    assert said.startswith("compile=True decodes by a graph") and 'engine="eager"' in said
+    assert "Unknown engine 'jax'; choose auto or eager or nnsight" in sentence(
+        interp("points", tiny, "--engine", "jax")
+    )
+
+
 def test_unknown_model_while_the_hub_is_switched_off(in_a_process: Callable[..., Outcome]) -> None:
     said = sentence(in_a_process("demo", "--model", "nobody/no-such-model", HF_HUB_OFFLINE="1"))
     assert "Unknown model 'nobody/no-such-model'" in said and "gemma-3-270m" in said

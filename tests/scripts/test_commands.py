@@ -38,6 +38,14 @@ def test_points_lists_what_is_served_and_why_the_rest_is_not(interp: Interp, tin
     assert "-" in rows["router_logits"].split("│")[3] and "P" not in rows["router_logits"].split("│")[6]
 
 
+def test_points_of_the_nnsight_engine(interp: Interp, tiny: Path) -> None:
+    outcome = interp("points", tiny, "--engine", "nnsight")
+    assert outcome.status == 0
+    rows = {line.split("│")[1].strip(): line for line in outcome.out.splitlines() if line.count("│") > 5}
+    assert "rw" in rows["mlp_out"] and "rw" in rows["resid_mid"]
+    assert "0-2" in rows["attn_probs"] and "inside a module's forward" in rows["attn_probs"]
+
+
 def test_doctor_checks_every_claim(interp: Interp, tiny: Path) -> None:
     outcome = interp("doctor", tiny)
     assert outcome.status == 0 and not outcome.err
