@@ -19,7 +19,7 @@ from torch import Tensor
 
 from interp.edits import Edit
 from interp.engines.base import Capture, Request
-from interp.engines.hooks import select
+from interp.engines.editing import select
 from interp.engines.local import LocalEngine
 from interp.engines.running import HEAD_POINTS
 from interp.engines.writing import Place, place_of

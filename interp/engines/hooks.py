@@ -1,7 +1,7 @@
 """Reading and changing tensors while a model runs: PyTorch hooks for the taps that a batch of requests needs."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from interp.engines.editing import Editing, Pass, Use, held, select
+from interp.engines.capture_memory import CaptureMemory
+from interp.engines.capturing import Buffer, Capturing
+from interp.engines.editing import Editing, Pass, Use
 from interp.engines.graph import Graph
 from interp.engines.visits import Visit
 from interp.errors import InterpError
@@ -27,37 +29,40 @@ _ORDER = {name: place for place, name in enumerate(POINTS)}
 
 
 class Session:
-    """The taps of one batch, and what they have read: a buffer per point, [batch, column, ...], filled pass by pass."""
+    """The taps of one batch, and what they have read."""
 
-    def __init__(self, uses: Sequence[Use], graph: Graph | None = None) -> None:
+    def __init__(self, uses: Sequence[Use], memory: CaptureMemory, graph: Graph | None = None) -> None:
         # Points that share a tensor (mlp_out and mlp_out_post where nothing stands between) are visited in the order of
         # the table, which is that of the forward pass: an edit at the first shows at the second, never the other way.
         self.uses = sorted(uses, key=lambda use: _ORDER[use.address.name])
-        self.captured: dict[Address, Tensor] = {}
+        self._memory = memory
+        self._capturing = Capturing([use.address for use in uses if use.captured], memory)
         self.streams: dict[Address, Tensor] = {}
         self.now: Pass | None = None
         self.graph = graph
         """Where captured tensors go that stay on the path of the pass."""
         self.traced: dict[Address, Tensor] | None = None
         """While a step is traced: what it captures, one pass of it."""
-        self._passes: dict[Address, int] = defaultdict(int)
-        self._n_passes, self._n_columns = 0, 0
         self._spans: Sequence[slice] = ()
         self._device = torch.device("cpu")
         self.editing = Editing(self.uses)
+        self._plain = graph is None and not any(use.tap.side in ("function", "shares") for use in uses)
+        """Whether our own calls of torch functions in a hook count as nobody's."""
         self.aside: nn.Module | None = None
         """The module that is being run once more for what its parts add: edits inside hold, nothing is captured."""
 
     def start(self, n_columns: int, spans: Sequence[slice], device: torch.device) -> None:
         """Before the first pass: how many columns all passes have together, which of them are each row's prompt, and
         where captures go."""
-        self._n_columns, self._spans, self._device = n_columns, spans, device
+        self._spans, self._device = spans, device
+        if self.graph is None and self.traced is None:
+            self._capturing.start(len(spans), n_columns, device)
         self.editing.start([span.stop - span.start for span in spans])
 
     def begin(self, now: Pass) -> None:
         """Before each pass."""
         self.now = self.editing.now = now
-        self._n_passes += 1
+        self._capturing.begin(now.columns)
 
     @property
     def structure(self) -> tuple[Any, ...]:
@@ -70,11 +75,11 @@ class Session:
 
     def recording(self, operands: Sequence[Tensor], now: Pass) -> "Session":
         """This session in one pass that is being recorded."""
-        inner = Session(self.uses)
+        inner = Session(self.uses, self._memory)
+        inner.traced = {}
         inner.editing = self.editing.recorded(operands)
         inner.start(1, [slice(0, 1) for _ in self._spans], self._device)
         inner.begin(now)
-        inner.traced = {}
         return inner
 
     @property
@@ -96,9 +101,11 @@ class Session:
         for (_, side), uses in self._groups().items():
             module = uses[0].tap.module
             if side == "input":
-                found.append(Visit(module, "input", self._before(uses)))
+                hook = self._read_before(uses) if self._only_read(uses) else self._before(uses)
+                found.append(Visit(module, "input", hook))
             elif side == "output":
-                found.append(Visit(module, "output", self._after(uses)))
+                hook = self._read_after(uses) if self._only_read(uses) else self._after(uses)
+                found.append(Visit(module, "output", hook))
         for use in self.uses:
             if use.stream is not None:  # last: it sees what the edits above have made of the stream
                 found.append(Visit(use.stream.module, "input", self._other_addend(use.address, use.stream)))
@@ -138,6 +145,38 @@ class Session:
             finally:
                 for handle in handles:
                     handle.remove()
+
+    def _only_read(self, uses: list[Use]) -> bool:
+        """Whether a hook has nothing to do but to copy."""
+        return (
+            self._plain and self.traced is None and all(use.captured and not use.edits and not use.kept for use in uses)
+        )
+
+    def _read_before(self, uses: list[Use]):
+        wanted = self._reading(uses)
+
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if _ACTIVE.get() is self:
+                for key, read, buffer in wanted:
+                    self._capturing.put(buffer, read(_argument(key, args, kwargs)))
+
+        return hook
+
+    def _read_after(self, uses: list[Use]):
+        wanted = self._reading(uses)
+
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            if _ACTIVE.get() is self:
+                for key, read, buffer in wanted:
+                    self._capturing.put(buffer, read(pick(output, key)))
+
+        return hook
+
+    def _reading(self, uses: list[Use]) -> list[tuple[Key, Callable[[Tensor], Tensor], Buffer]]:
+        def read(tap: Tap) -> Callable[[Tensor], Tensor]:
+            return (lambda x: tap.read(self._by_position(x))) if tap.steps else self._by_position
+
+        return [(use.tap.key, read(use.tap), self._capturing.buffers[use.address]) for use in uses]
 
     def _own(self, uses: list[Use]) -> list[Use]:
         return uses if _ACTIVE.get() is self else []
@@ -230,7 +269,7 @@ class Session:
         wanted = use.captured and self.aside is None
         if not use.edits and not (wanted and self.graph is not None):
             if wanted:
-                self.keep(use, value, x)
+                self.keep(use, value)
             self._remember(use, value)
             return None
         stream = None if use.stream is None else self.streams[use.address].to(value.device)
@@ -256,44 +295,30 @@ class Session:
             assert self.now is not None
             self.now.kept[use.address] = value.clone()
 
-    def keep(self, use: Use, value: Tensor, source: Tensor | None = None) -> None:
-        """Copy what one pass has at a point into its buffer; `source` is the module's tensor that it came from."""
+    def keep(self, use: Use, value: Tensor) -> None:
+        """Copy what one pass has at a point into its buffer."""
         if self.graph is not None:
             self.graph.pass_through(use.readers, value, self._spans)
             return
         if self.traced is not None:
             self.traced[use.address] = value
             return
-        self.put(use.address, value, source)
+        self.put(use.address, value)
 
-    def put(self, address: Address, value: Tensor, source: Tensor | None = None) -> None:
+    def put(self, address: Address, value: Tensor) -> None:
         """The same for a tensor that a traced step has returned."""
-        assert self.now is not None
-        self._passes[address] += 1
-        if POINTS[address.name].matrix or value.shape[1] == self._n_columns:
-            own = source is not None and value.untyped_storage().data_ptr() != source.untyped_storage().data_ptr()
-            moved = value.to(self._device)
-            self.captured[address] = moved if own or moved is not value else value.clone()
-            return
-        if address not in self.captured:
-            shape = len(value), self._n_columns, *value.shape[2:]
-            self.captured[address] = torch.empty(shape, dtype=value.dtype, device=self._device)
-        self.captured[address][:, self.now.columns] = value
+        self._capturing.put(self._capturing.buffers[address], value)
 
     def rows(self, address: Address, row: int, columns: slice) -> Tensor:
         """One request's captured rows at `address`; raises `InterpError` where the point's module did not run."""
         if self.graph is not None:
             return self.graph.rows(address, row)
-        whole = held(address)
-        if whole not in self.captured or self._passes[whole] != self._n_passes:
-            raise InterpError(f"{address}: the module that holds it did not run once in every pass.")
-        stored = self.captured[whole][row]
-        if POINTS[address.name].matrix:
-            return select(stored[:, columns, columns], address)
-        return select(stored[columns], address)
+        return self._capturing.rows(address, row, columns)
 
     def _by_position(self, x: Tensor) -> Tensor:
         """[batch, pos, ...], also where the model has flattened the two into one axis."""
+        if x.ndim != 2:
+            return x
         assert self.now is not None
         batch, n_pos = self.now.positions.shape
         return by_position(x, batch, n_pos)

@@ -6,7 +6,7 @@ every layer keeps all columns.
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import Cache, CacheLayerMixin, DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
 
@@ -61,21 +61,16 @@ class BufferedLayer(CacheLayerMixin):
         return self.n_columns
 
 
-def buffered_cache(module: nn.Module, n_columns: int) -> Cache | None:
-    """A cache with room for `n_columns`; None where the model keeps something else than plain keys and values."""
-    config = getattr(module, "config", None)
-    if config is None:
+def plain_layers(own: Any) -> tuple[bool, ...] | None:
+    """Which layers of a cache that the model has made hold keys and values; None where one holds something else."""
+    if type(own) is not DynamicCache or not own.layers or any(type(layer) not in PLAIN for layer in own.layers):
         return None
-    layers: list[Any] = DynamicCache(config=config).layers
-    if not layers or any(type(layer) not in PLAIN for layer in layers):
-        return None
-    return Cache(layers=[x if isinstance(x, DummyLayer) else BufferedLayer(n_columns) for x in layers])
+    return tuple(not isinstance(layer, DummyLayer) for layer in own.layers)
 
 
-def buffers(cache: Cache) -> list[Tensor]:
-    """Every buffer of the cache, layer by layer."""
-    layers = [layer for layer in cache.layers if isinstance(layer, BufferedLayer) and layer.is_initialized]
-    return [tensor for layer in layers for tensor in (layer.keys, layer.values) if tensor is not None]
+def buffered_cache(layers: tuple[bool, ...], n_columns: int) -> Cache:
+    """A cache with room for `n_columns` in the layers that hold keys and values."""
+    return Cache(layers=[BufferedLayer(n_columns) if holds else DummyLayer() for holds in layers])
 
 
-__all__ = ["BufferedLayer", "buffered_cache", "buffers"]
+__all__ = ["BufferedLayer", "buffered_cache", "plain_layers"]

@@ -4,6 +4,7 @@ An engine of this kind says how one pass runs with a session's taps in place; al
 """
 
 import importlib.metadata
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -16,13 +17,15 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from interp.engines.base import Capture, Provenance, Request, Result, Source, Step, Support, refused
+from interp.engines.capture_memory import CaptureMemory
 from interp.engines.compiled import CompiledSteps
 from interp.engines.editing import Use, held
 from interp.engines.graph import Graph, without_parameters
 from interp.engines.hooks import Session
-from interp.engines.kv_cache import buffered_cache
+from interp.engines.kv_cache import plain_layers
 from interp.engines.plan import Plan, encode, plan
 from interp.engines.running import Running
+from interp.engines.sampling import Sampling
 from interp.engines.steering import steered
 from interp.engines.writing import place_of
 from interp.errors import PointRefused, UserError
@@ -39,6 +42,8 @@ from interp.points import Address, ModelInfo
 if TYPE_CHECKING:
     from nnsight import Envoy
 
+LOGGER = logging.getLogger("interp")
+ENDLESS = Sampling(ignore_eos=True)
 CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 
 
@@ -51,6 +56,7 @@ class LocalEngine(ABC):
         self.module, self.tokenizer, self.anatomy, self.model = module, tokenizer, anatomy, model
         self.device = device_of(module)
         self.compiled_steps: CompiledSteps | None = None
+        self._capture_memory = CaptureMemory()
         self._calling = calling_of(module)
         trunk = module.get_submodule(anatomy.trunk)
         self._trunk_calling = calling_of(trunk)
@@ -120,14 +126,58 @@ class LocalEngine(ABC):
         """
         plans = [self._plan(request) for request in requests]
         results: dict[int, Result] = {}
-        # A model that takes no mask takes no padding.
-        kinds = [(one.kind, 0 if self._calling.masks else len(one.prompt)) for one in plans]
+        kinds = [(one.kind, len(one.prompt)) for one in plans]
+        if self._calling.masks:
+            lengths = {n for kind, n in kinds if kind.generates}
+            apart = len(lengths) > 1 and not self.pads_in_front
+            kinds = [(kind, n if apart and kind.generates else 0) for kind, n in kinds]
         for kind in dict.fromkeys(kinds):
             group = [i for i, own in enumerate(kinds) if own == kind]
             running = self._start([plans[i] for i in group])
             self._finish(running)
             results.update(zip(group, running.results(), strict=True))
         return [results[i] for i in range(len(requests))]
+
+    @cached_property
+    def pads_in_front(self) -> bool:
+        """Whether prompts behind padding give what they give alone, by decoding two short ones together and apart.
+
+        Positions that are counted from the first column, or a state that runs through it, make them give something
+        else; prompts of unequal length are then decoded apart.
+        """
+        ids = [(i * 7 + 3) % self.model.d_vocab for i in range(5)]
+        asked = [Request(one, max_new_tokens=3, sampling=ENDLESS, return_logits=True) for one in (ids[:2], ids)]
+        plans = [plan(one, self.anatomy, self.model, None) for one in asked]
+        together, *apart = (self._start(some) for some in (plans, plans[:1], plans[1:]))
+        for running in (together, *apart):
+            self._finish(running)
+        same = True
+        for behind, alone in zip(together.results(), (running.results()[0] for running in apart), strict=True):
+            assert behind.logits is not None and alone.logits is not None
+            difference = (behind.logits - alone.logits).abs().max() / alone.logits.abs().max()
+            same &= bool(difference <= torch.finfo(alone.logits.dtype).eps ** 0.5)
+        if not same:
+            text = "%s computes something else behind padding; prompts of unequal length are decoded apart."
+            LOGGER.info(text, self.model.name)
+        return same
+
+    @cached_property
+    def cached_layers(self) -> tuple[bool, ...] | None:
+        """Which layers keep keys and values from step to step; None where something else is kept, by one short pass.
+
+        Raises `UserError` where the model gives nothing back to go on from.
+        """
+        ids = torch.zeros(1, 2, dtype=torch.long, device=self.device)
+        with self._lock, torch.no_grad(), self.numerics(), self.attached(session := Session([], self._capture_memory)):
+            inputs = self.decoding_inputs(ids, None, torch.arange(2, device=self.device)[None], None)
+            output = self.forward(session, self.module, inputs)
+        own = getattr(output, self.cache_name(), None)
+        if own is None:
+            raise UserError(
+                f"{self.model.name} cannot generate: its forward gives no {self.cache_name()} back, as is so with "
+                "encoders; run the prompt with max_new_tokens=0."
+            )
+        return plain_layers(own)
 
     def stream(self, request: Request) -> Generator[Step]:
         """The same continuation as `run` gives, token by token; raises what `run` raises before the first.
@@ -140,10 +190,13 @@ class LocalEngine(ABC):
         return self._steps(self._start([one]))
 
     def _steps(self, running: Running) -> Generator[Step]:
-        while not running.done:
-            with self._passing(running):
-                running.advance()
-            yield running.step()
+        try:
+            while not running.done:
+                with self._passing(running):
+                    running.advance()
+                yield running.step()
+        finally:
+            self._capture_memory.settle()
 
     def run_stacked(self, requests: Sequence[Request], keep: Bool[Tensor, "batch pos"]) -> Capture:
         """Tensors [batch, pos, ...] on the autograd graph: what the requests, one per row of `keep`, capture.
@@ -222,7 +275,7 @@ class LocalEngine(ABC):
 
         Raises `UserError` where the model keeps more than keys and values between steps.
         """
-        if self.cache_name() not in ("cache", "past_key_values") or buffered_cache(self.module, 1) is None:
+        if not self.cache_name() or self.cached_layers is None:
             raise UserError(
                 f"{self.model.name} keeps something else than keys and values from step to step, which no compiled "
                 "step can hold: load it without compile."
@@ -240,10 +293,11 @@ class LocalEngine(ABC):
         return NNsight(self.module)
 
     def close(self) -> None:
-        """Free the model."""
+        """Free the model and what its runs left."""
         vars(self).pop("nnsight", None)
         self.module = nn.Module()
         self.compiled_steps = None
+        self._capture_memory.free()
 
     def _plan(self, request: Request) -> Plan:
         found = plan(steered(self, request), self.anatomy, self.model, self.tokenizer)
@@ -259,17 +313,20 @@ class LocalEngine(ABC):
                 f"{self.model.name} cannot generate: its forward takes no {' or '.join(CACHE_NAMES)}, and nothing is "
                 "run a second time here; run the prompt with max_new_tokens=0."
             )
-        return Running(self, plans, Session(self._uses(plans), graph))
+        return Running(self, plans, Session(self._uses(plans), self._capture_memory, graph))
 
     def _finish(self, running: Running) -> None:
-        with self._passing(running):
-            while not running.done:
-                running.advance()
+        try:
+            with self._passing(running):
+                while not running.done:
+                    running.advance()
+        finally:
+            self._capture_memory.settle()
 
     @contextmanager
     def _passing(self, running: Running) -> Iterator[None]:
         """Everything that a pass needs in place; one batch of an engine at a time."""
-        if "nnsight" in self.__dict__ and self.nnsight.interleaver.interleaving:
+        if "nnsight" in vars(self) and self.nnsight.interleaver.interleaving:
             raise UserError("A trace by hand is running on these modules: call run before or after its block.")
         graph = running.session.graph
         gradients = torch.no_grad() if graph is None else without_parameters(self.module)
@@ -310,14 +367,14 @@ class LocalEngine(ABC):
 
     # What the model's forward takes.
 
-    def finished_pass(
-        self, session: Session, tokens: Tensor, mask: Tensor | None, positions: Tensor | None, *, head: bool
-    ) -> Tensor | None:
-        """One pass without a cache; its logits, or None where the head was left out because nobody wants it."""
+    def finished_pass(self, session: Session, tokens: Tensor, mask: Tensor | None, *, head: bool) -> Tensor | None:
+        """One pass without a cache; its logits, or None where the head was left out because nobody wants it.
+
+        Padding stands behind the tokens, where a model's own count of positions is right.
+        """
         if head or self._trunk is None:
-            inputs = self._calling.inputs(tokens, mask, positions)
-            return pick(self.forward(session, self.module, inputs), self.anatomy.logits.key)
-        self.forward(session, self._trunk, self._trunk_calling.inputs(tokens, mask, positions))
+            return pick(self.forward(session, self.module, self._calling.inputs(tokens, mask)), self.anatomy.logits.key)
+        self.forward(session, self._trunk, self._trunk_calling.inputs(tokens, mask))
         return None
 
     def decoding_inputs(self, tokens: Tensor, mask: Tensor | None, positions: Tensor, cache: Any) -> dict[str, Any]:

@@ -159,8 +159,9 @@ class Place(NamedTuple):
 
 def _visit(places: Sequence[Place], context: Context) -> None:
     """The body of a trace: hand every place's value to its hooks, as PyTorch does."""
-    for envoy, side, hooks in places:
-        module = envoy._module
+    for place in places:
+        envoy: Any = place.envoy
+        module, side, hooks = envoy._module, place.side, place.hooks
         if side == "input":
             given = args, kwargs = envoy.inputs
             for hook in hooks:

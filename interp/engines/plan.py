@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,6 +12,14 @@ from interp.engines.edit_checks import check_edit
 from interp.errors import UserError
 from interp.models.anatomy import MATRIX_SIDES, Anatomy, Refusal, Tap
 from interp.points import Address, ModelInfo
+
+
+class Kind(NamedTuple):
+    """What sets passes apart."""
+
+    needs_matrix: bool
+    generates: bool
+    grad: bool
 
 
 @dataclass(frozen=True)
@@ -31,9 +39,9 @@ class Plan:
         return any(tap.side in MATRIX_SIDES for tap in self.taps.values())
 
     @property
-    def kind(self) -> tuple[bool, bool, bool]:
+    def kind(self) -> "Kind":
         """Requests of one kind can share a forward pass."""
-        return self.needs_matrix, self.request.max_new_tokens > 0, self.request.grad
+        return Kind(self.needs_matrix, self.request.max_new_tokens > 0, self.request.grad)
 
 
 def plan(request: Request, anatomy: Anatomy, model: ModelInfo, tokenizer: Any) -> Plan:

@@ -81,7 +81,8 @@ class Running:
             self._cache_name = engine.cache_name()
             steps = engine.compiled_steps
             length = self.n_columns if steps is None else steps.length(self.n_columns)
-            self._cache = buffered_cache(engine.module, length) if self._cache_name != "cache_params" else None
+            layers = engine.cached_layers
+            self._cache = None if layers is None else buffered_cache(layers, length)
             if steps is not None:
                 self._whole_mask = batch.tokens.new_zeros(len(plans), length)
         session.start(self.n_columns, batch.spans, engine.device)
@@ -124,8 +125,7 @@ class Running:
         """Logits [batch, pos, d_vocab] of this pass, of its last position alone where no other is wanted."""
         engine = self.engine
         if not self._generates:
-            positions = self._positions if self._mask is not None else None
-            return engine.finished_pass(self.session, self._tokens, self._mask, positions, head=self._wants_head)
+            return engine.finished_pass(self.session, self._tokens, self._mask, head=self._wants_head)
         if engine.compiled_steps is not None and self._column:
             assert self._cache is not None
             now = slice(0, self._column + 1)

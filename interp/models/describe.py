@@ -17,6 +17,7 @@ def describe(
     text: Any = config.get_text_config() if hasattr(config, "get_text_config") else config
     mixers = [block.mixer for block in anatomy.blocks if isinstance(block.mixer, Mixer)]
     widths = {b.neurons.down.shape[1] for b in anatomy.blocks if isinstance(b.neurons, Neurons)}
+    stated = getattr(text, "max_position_embeddings", None)
     return ModelInfo(
         name=name,
         family=str(getattr(config, "model_type", type(module).__name__)),
@@ -28,7 +29,7 @@ def describe(
         d_head=mixers[0].d_head if mixers else 0,
         d_mlp=widths.pop() if len(widths) == 1 else 0,
         d_vocab=d_vocab,
-        n_ctx=getattr(text, "max_position_embeddings", None) if n_ctx is None else n_ctx,
+        n_ctx=stated if n_ctx is None and isinstance(stated, int) and stated > 0 else n_ctx,
         bos_token_id=getattr(text, "bos_token_id", None),
         dtype=str(dtype_of(module)).removeprefix("torch."),
         device=str(device_of(module)),

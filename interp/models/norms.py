@@ -47,8 +47,7 @@ class Norm:
     def normalized(self, x: Tensor) -> Tensor:
         """x / scale, centred first by LayerNorm: [..., d]."""
         wide = x.to(_wide(x))
-        centre = wide.mean(-1, keepdim=True) if self.centred else 0.0
-        return (wide - centre) / self.scale(x)
+        return (wide - wide.mean(-1, keepdim=True) if self.centred else wide) / self.scale(wide)
 
 
 def _wide(x: Tensor) -> torch.dtype:

@@ -66,4 +66,4 @@ class Address:
     @property
     def whole(self) -> "Address":
         """The same point with every head and stream."""
-        return Address(self.name, self.layer)
+        return self if self.head is None and self.stream is None else Address(self.name, self.layer)

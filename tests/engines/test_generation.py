@@ -9,7 +9,10 @@ import torch
 from interp.edits import Ablate, Add, Edit, Replace, Scale
 from interp.engines.base import Request
 from interp.engines.eager import EagerEngine
+from interp.engines.load import wrap
+from interp.engines.local import ENDLESS
 from interp.errors import UserError
+from interp.models.tiny import tiny_model
 from tests.families.loaded import F32, F64, PROMPTS, engine, readable
 from tests.families.tiny import D_VOCAB
 
@@ -141,3 +144,33 @@ def test_results_of_a_mixed_call_come_in_the_order_of_the_requests() -> None:
         Request([5, 6, 7]),
     ]
     assert [r.tokens[: r.n_prompt] for r in model.run(requests)] == [[1, 2], [3], [4], [5, 6, 7]]
+
+
+@pytest.mark.parametrize("kind", ["git", "bart", "marian", "mamba", "falcon_mamba", "blenderbot", "deepseek_v4"])
+def test_types_that_padding_would_change_are_decoded_apart(kind: str) -> None:
+    """Positions counted from the first column, states that run through it: a batch of them must not be padded."""
+    model = wrap(tiny_model(kind), prove=False)
+    asked = [Request(p, max_new_tokens=4, return_logits=True, sampling=ENDLESS) for p in ([7, 3], PROMPTS[1], [5, 1])]
+    assert not model.pads_in_front
+    for ask, result in zip(asked, model.run(asked), strict=True):
+        (alone,) = model.run([ask])
+        (full,) = model.run([Request(result.tokens[:-1], return_logits=True)])
+        assert result.tokens == alone.tokens
+        assert result.logits is not None and full.logits is not None
+        assert (result.logits - full.logits).abs().max() <= 1e-11 * full.logits.abs().max()
+
+
+def test_types_that_honour_the_mask_share_their_passes() -> None:
+    for family in ("llama", "gpt2", "bloom", "opt", "gemma3"):
+        model, passes = engine(family), []
+        assert model.pads_in_front
+        handle = model.module.register_forward_hook(lambda m, a, out, passes=passes: passes.append(1))
+        model.run([Request(p, max_new_tokens=3, sampling=ENDLESS) for p in PROMPTS])
+        handle.remove()
+        assert len(passes) == 3
+
+
+@pytest.mark.parametrize("kind", ["bert", "roformer", "recurrent_gemma"])
+def test_what_gives_no_cache_back_is_refused_by_a_sentence(kind: str) -> None:
+    with pytest.raises(UserError, match="cannot generate: its forward gives no cache back"):
+        wrap(tiny_model(kind), prove=False).run([Request([1, 2, 3], max_new_tokens=2)])

@@ -7,7 +7,9 @@ from torch import Tensor
 from interp.engines.base import Request
 from interp.engines.batching import pad
 from interp.engines.cache import run_with_cache
+from interp.engines.load import wrap
 from interp.errors import UserError
+from interp.models.tiny import tiny_model
 from tests.families.loaded import F64, PROMPTS, engine, readable
 from tests.families.tiny import FAMILIES
 
@@ -88,3 +90,14 @@ def test_positions_are_those_of_the_mask() -> None:
 def test_a_mask_that_fits_no_prompt_is_an_error(mask: list[list[int]]) -> None:
     with pytest.raises(UserError, match="attention_mask"):
         run_with_cache(engine("llama"), torch.tensor([[1, 2], [3, 4]]), ["resid_post.0"], torch.tensor(mask))
+
+
+@pytest.mark.parametrize("kind", ["roberta", "xlm-roberta", "camembert", "opt", "biogpt"])
+def test_types_with_a_count_of_positions_of_their_own_keep_it_in_a_batch(kind: str) -> None:
+    """RoBERTa's positions begin behind its padding id, OPT's and BioGPT's are read from the mask."""
+    model = wrap(tiny_model(kind), prove=False)
+    asked = [Request(p, return_logits=True) for p in ([7, 3, 9], [11, 6, 2, 13, 5, 5, 8], [4])]
+    for ask, result in zip(asked, model.run(asked), strict=True):
+        (alone,) = model.run([ask])
+        assert result.logits is not None and alone.logits is not None
+        assert (result.logits - alone.logits).abs().max() <= 1e-12 * alone.logits.abs().max()
