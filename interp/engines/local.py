@@ -133,7 +133,7 @@ class LocalEngine(ABC):
             kinds = [(kind, n if apart and kind.generates else 0) for kind, n in kinds]
         for kind in dict.fromkeys(kinds):
             group = [i for i, own in enumerate(kinds) if own == kind]
-            running = self._start([plans[i] for i in group])
+            running = self._start([plans[i] for i in group], self.compiled_steps)
             self._finish(running)
             results.update(zip(group, running.results(), strict=True))
         return [results[i] for i in range(len(requests))]
@@ -187,7 +187,7 @@ class LocalEngine(ABC):
         one = self._plan(request)
         if not request.max_new_tokens:
             raise UserError("stream gives new tokens: set max_new_tokens, or use run for the prompt alone.")
-        return self._steps(self._start([one]))
+        return self._steps(self._start([one], self.compiled_steps))
 
     def _steps(self, running: Running) -> Generator[Step]:
         try:
@@ -206,7 +206,7 @@ class LocalEngine(ABC):
         plans = [self._plan(request) for request in requests]
         if len({one.kind for one in plans}) != 1 or not plans[0].request.grad:
             raise UserError("run_stacked takes requests of one kind with grad=True.")
-        running = self._start(plans, keep)
+        running = self._start(plans, keep=keep)
         self._finish(running)
         assert running.session.graph is not None
         return Capture({address: running.session.graph.stacked[address] for address in plans[0].captured})
@@ -293,11 +293,15 @@ class LocalEngine(ABC):
         return NNsight(self.module)
 
     def close(self) -> None:
-        """Free the model and what its runs left."""
-        vars(self).pop("nnsight", None)
-        self.module = nn.Module()
-        self.compiled_steps = None
+        """Free the model and what its runs left; whatever is asked of the engine afterwards raises `UserError`."""
         self._capture_memory.free()
+        for name in set(vars(self)) - {"model", "_capture_memory"}:
+            delattr(self, name)
+
+    def __getattr__(self, name: str) -> Any:
+        if "module" not in vars(self) and "model" in vars(self) and not name.startswith("__"):
+            raise UserError(f"The engine of {self.model.name} is closed; load the model again.")
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     def _plan(self, request: Request) -> Plan:
         found = plan(steered(self, request), self.anatomy, self.model, self.tokenizer)
@@ -305,7 +309,9 @@ class LocalEngine(ABC):
             self.compiled_steps.check(found.edits)
         return found
 
-    def _start(self, plans: Sequence[Plan], keep: Tensor | None = None) -> Running:
+    def _start(
+        self, plans: Sequence[Plan], steps: CompiledSteps | None = None, *, keep: Tensor | None = None
+    ) -> Running:
         """The batch, before its first pass."""
         graph = Graph(self._root(), keep) if plans[0].request.grad else None
         if any(one.request.max_new_tokens for one in plans) and self.cache_name() not in CACHE_NAMES:
@@ -313,7 +319,7 @@ class LocalEngine(ABC):
                 f"{self.model.name} cannot generate: its forward takes no {' or '.join(CACHE_NAMES)}, and nothing is "
                 "run a second time here; run the prompt with max_new_tokens=0."
             )
-        return Running(self, plans, Session(self._uses(plans), self._capture_memory, graph))
+        return Running(self, plans, Session(self._uses(plans), self._capture_memory, graph), steps)
 
     def _finish(self, running: Running) -> None:
         try:

@@ -85,12 +85,6 @@ class NNsightEngine(EagerEngine):
         """Raises `UserError`: a trace runs Python beside every step."""
         raise UserError(COMPILED)
 
-    def close(self) -> None:
-        """Free the model."""
-        super().close()
-        for name in ("_tree", "_envoys", "_order"):
-            vars(self).pop(name, None)
-
     def _places(self, session: Session) -> list["Place"]:
         """What the session does in a pass, by module and side, in the order of the pass."""
         hooks: dict[tuple[int, str], list[Callable[..., Any]]] = defaultdict(list)

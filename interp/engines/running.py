@@ -12,6 +12,7 @@ from torch import Tensor
 
 from interp.engines.base import Capture, Provenance, Result, Step
 from interp.engines.batching import pad
+from interp.engines.compiled import CompiledSteps
 from interp.engines.editing import Pass
 from interp.engines.hooks import Session
 from interp.engines.kv_cache import buffered_cache
@@ -63,7 +64,9 @@ class Row:
 class Running:
     """The plans of one kind, in one batch."""
 
-    def __init__(self, engine: "LocalEngine", plans: Sequence[Plan], session: Session) -> None:
+    def __init__(
+        self, engine: "LocalEngine", plans: Sequence[Plan], session: Session, steps: CompiledSteps | None
+    ) -> None:
         self.engine, self.session = engine, session
         n_new = max(plan.request.max_new_tokens for plan in plans)
         batch = pad([plan.prompt for plan in plans], engine.device, front=n_new > 0)
@@ -77,9 +80,9 @@ class Running:
         self._wants_head = self._wants_logits or any(a.name in HEAD_POINTS for plan in plans for a in plan.taps)
         self._logits: Tensor | None = None
         self.compiled = False
+        self._steps = steps
         if self._generates:
             self._cache_name = engine.cache_name()
-            steps = engine.compiled_steps
             length = self.n_columns if steps is None else steps.length(self.n_columns)
             layers = engine.cached_layers
             self._cache = None if layers is None else buffered_cache(layers, length)
@@ -126,14 +129,12 @@ class Running:
         engine = self.engine
         if not self._generates:
             return engine.finished_pass(self.session, self._tokens, self._mask, head=self._wants_head)
-        if engine.compiled_steps is not None and self._column:
+        if self._steps is not None and self._column:
             assert self._cache is not None
             now = slice(0, self._column + 1)
             self._whole_mask[:, now] = 1 if self._mask is None else self._mask
             self.compiled = True
-            return engine.compiled_steps.run(
-                engine, self.session, self._cache, self._tokens, self._whole_mask, self._positions
-            )
+            return self._steps.run(engine, self.session, self._cache, self._tokens, self._whole_mask, self._positions)
         inputs = engine.decoding_inputs(self._tokens, self._mask, self._positions, self._cache)
         if not self._wants_head:
             inputs |= engine.last_logits_only()

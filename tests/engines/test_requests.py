@@ -1,5 +1,7 @@
 """Every mistake in a request is one sentence, found before the model runs; nothing is left behind by an error."""
 
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -8,8 +10,10 @@ import torch
 from interp.edits import Ablate, Add, Replace, Scale
 from interp.engines.base import Request
 from interp.engines.cache import run_with_cache
+from interp.engines.load import wrap
 from interp.errors import PointRefused, UserError
 from tests.families.loaded import F32, engine
+from tests.families.tiny import build
 
 TOKENS = [11, 64, 2]
 V = torch.ones(48)
@@ -127,3 +131,15 @@ def test_threads_that_run_one_engine_at_once_each_get_what_they_get_alone() -> N
     for found, right in zip(together, alone * 2, strict=True):
         assert found.tokens == right.tokens
         assert all(torch.equal(found.capture[a], right.capture[a]) for a in right.capture)
+
+
+def test_a_closed_engine_holds_no_module_and_says_that_it_is_closed() -> None:
+    for name in ("eager", "nnsight"):
+        model = wrap(build("llama", F32), engine=name)
+        model.run([Request([1, 2, 3], capture=["resid_post.1"], max_new_tokens=2)])
+        block = weakref.ref(model.module.get_submodule("model.layers.1"))
+        model.close()
+        gc.collect()
+        assert block() is None
+        with pytest.raises(UserError, match="is closed; load the model again"):
+            model.run([Request([1])])
