@@ -58,9 +58,9 @@ peers: $(PEERS:%=.peers/%/.setup-done) ## create the environments of the tools t
 demo: setup ## from a real model to an attribution graph (12 minutes, then one)
 	@.venv/bin/interp demo $(ARGS)
 
-# Tests of the real models and of the README are timed, so they have the machine to themselves; the rest runs two at a time,
-# one thread each, which on tiny tensors is faster than two threads.
-ALONE := tests/real tests/test_readme.py
+# Tests that measure time have the machine to themselves; the rest runs two at a time, one thread each, which on tiny
+# tensors is faster than two threads.
+ALONE := tests/real/test_demo.py tests/real/test_packaged_models.py tests/test_readme.py
 
 test: setup peers lint types ## everything that CI runs (at most 15 minutes)
 	.venv/bin/python -m interp.scripts.docs --check
