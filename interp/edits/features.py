@@ -6,6 +6,7 @@ Reconstruct   D(x); with keep_error y as it is, written D(x) + (y − D(x)) with
 Whatever the dictionary does not explain, x − D(x), thus stays in the stream under SetFeature.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
@@ -22,16 +23,16 @@ from interp.points import Address
 WAYS = ("value", "delta", "scale")
 
 
-class _ThroughDictionary(Edit):
+class _ThroughDictionary(Edit, ABC):
     """An edit that reads one point, encodes it, and writes the same point or a later one."""
 
     portable: ClassVar[bool] = True
     dictionary: Any
 
     @property
+    @abstractmethod
     def source(self) -> Address:
         """The point that is encoded."""
-        raise NotImplementedError
 
     @property
     def reads(self) -> tuple[Address, ...]:

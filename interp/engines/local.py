@@ -314,7 +314,7 @@ class LocalEngine(ABC):
     ) -> Running:
         """The batch, before its first pass."""
         graph = Graph(self._root(), keep) if plans[0].request.grad else None
-        if any(one.request.max_new_tokens for one in plans) and self.cache_name() not in CACHE_NAMES:
+        if any(one.request.max_new_tokens for one in plans) and not self.cache_name():
             raise UserError(
                 f"{self.model.name} cannot generate: its forward takes no {' or '.join(CACHE_NAMES)}, and nothing is "
                 "run a second time here; run the prompt with max_new_tokens=0."

@@ -20,13 +20,11 @@ from interp.engines.plan import Plan
 from interp.engines.sampling import Chooser, TokenLogprob
 from interp.engines.text import Text
 from interp.models.rerun import pick
-from interp.points import Address
 
 if TYPE_CHECKING:
     from interp.engines.local import LocalEngine
 
 HEAD_POINTS = frozenset({"lm_head", "logits"})
-LOGITS = Address("logits")
 
 
 class Row:
