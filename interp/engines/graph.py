@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from interp.engines.batching import stacked, unstacked
 from interp.engines.visits import Visit
 from interp.models.anatomy import Tap
-from interp.models.rerun import pick, put
+from interp.models.rerun import pick, put, with_argument
 from interp.points import POINTS, Address
 
 
@@ -38,9 +38,8 @@ class Graph:
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         key = self._root.key
-        if isinstance(key, int):
-            return (*args[:key], _leaf(args[key]), *args[key + 1 :]), kwargs
-        return args, {**kwargs, str(key): _leaf(kwargs[str(key)])}
+        given = args[key] if isinstance(key, int) else kwargs[str(key)]
+        return with_argument(key, _leaf(given), args, kwargs)
 
     def pass_through(self, readers: Sequence[tuple[int, Address]], value: Tensor, spans: Sequence[slice]) -> Tensor:
         """The tensor [batch, ...] to go on with: the same values, every reader's part taken from its own node."""

@@ -19,7 +19,7 @@ from interp.models.anatomy import MATRIX_SIDES, Tap
 from interp.models.attention import AttentionCall, observed, observed_softmax
 from interp.models.inside import uncounted, watched_functions
 from interp.models.probe import Key
-from interp.models.rerun import by_position, pick, put, shares
+from interp.models.rerun import by_position, pick, put, shares, with_argument
 from interp.models.transforms import same_values
 from interp.points import POINTS, Address
 
@@ -187,10 +187,8 @@ class Session:
                 key = use.tap.key
                 with uncounted():
                     new = self._visit(use, _argument(key, args, kwargs))
-                if new is not None and isinstance(key, int):
-                    args = (*args[:key], new, *args[key + 1 :])
-                elif new is not None:
-                    kwargs = {**kwargs, str(key): new}
+                if new is not None:
+                    args, kwargs = with_argument(key, new, args, kwargs)
             return args, kwargs
 
         return hook

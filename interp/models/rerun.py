@@ -23,6 +23,15 @@ Change = Callable[[Tensor], Tensor]
 """From a point's value [batch, pos, ...] to its new one."""
 
 
+def with_argument(
+    key: Key, new: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A call's arguments with another tensor at the position or keyword `key`."""
+    if isinstance(key, int):
+        return (*args[:key], new, *args[key + 1 :]), kwargs
+    return args, {**kwargs, str(key): new}
+
+
 def pick(output: Any, key: Key) -> Tensor:
     """The tensor of a module's output that `key` names."""
     if key is None:
