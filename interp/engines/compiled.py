@@ -121,7 +121,7 @@ class _Recording:
         started = time.monotonic()
         name, n_rows = self._engine.model.name, inputs[0].shape[0]
         what = f"{name}: decoding {n_rows} request{'s'[: n_rows > 1]} with {len(self._wanted)} captured points"
-        LOGGER.info("%s is being compiled: about a minute, less where it was compiled before.", what)
+        LOGGER.info("%s is being compiled: a minute or two, less where it was compiled before.", what)
         expected = self.step(*inputs)
         try:
             graph = make_fx(self.step, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)

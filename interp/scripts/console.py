@@ -10,16 +10,29 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
-from rich.console import Console
+from rich.console import Console, ConsoleDimensions
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from interp.errors import InterpError, PointRefused
 
 Config = TypeVar("Config")
-console = Console(highlight=False, soft_wrap=True)
-if not console.is_terminal and "COLUMNS" not in os.environ:
-    console.width = 200  # a file or a pipe has no width of its own, and a table that is cut off is of no use there
+WIDE = 200
+"""Columns in a file or a pipe, which have no width of their own: a table that is folded cannot be searched there."""
+
+
+class _Console(Console):
+    """Asks how wide it is whenever it prints: `COLUMNS`, else the terminal, else `WIDE`."""
+
+    @property
+    def size(self) -> ConsoleDimensions:
+        columns, found = os.environ.get("COLUMNS", ""), super().size
+        if columns.isdigit():
+            return found._replace(width=int(columns))
+        return found if self.is_terminal else found._replace(width=WIDE)
+
+
+console = _Console(highlight=False, soft_wrap=True)
 
 
 def say(text: str) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from interp.scripts import main as entry
-from interp.scripts.console import console
 from tests.families.tiny import build
 from tests.training.conftest import WORDS, tiny_tokenizer
 
@@ -35,7 +34,7 @@ def interp(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -
     def run(*arguments: str | Path) -> Outcome:
         capfd.readouterr()
         monkeypatch.setattr("sys.argv", ["interp", *map(str, arguments)])
-        monkeypatch.setattr(console, "width", 200)  # a table that is not folded can be searched
+        monkeypatch.setenv("COLUMNS", "200")  # a table that is not folded can be searched
         # A command turns this off before it imports transformers, which other tests have imported already.
         monkeypatch.setattr("transformers.utils.logging._tqdm_active", False)
         with pytest.raises(SystemExit) as stopped:

@@ -4,7 +4,9 @@ import signal
 import subprocess
 import sys
 
-from interp.scripts.console import _Lines
+import pytest
+
+from interp.scripts.console import WIDE, _Console, _Lines, console
 
 WAITS = """
 import sys, time
@@ -38,3 +40,17 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(capsys) -> None:
     lines("harvest", 2048, 46763, "tokens")
     lines("harvest", 4096, 46763, "tokens")
     assert capsys.readouterr().out == "  harvest: 2,048 of 46,763 tokens\n"
+
+
+def test_the_width_is_asked_anew_at_each_print(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever `COLUMNS` was when the console was made; a pipe without it is wide."""
+    for made_with in ("80", None):
+        monkeypatch.delenv("COLUMNS", raising=False)
+        if made_with:
+            monkeypatch.setenv("COLUMNS", made_with)
+        made = _Console(soft_wrap=True)
+        for one in (made, console):
+            monkeypatch.setenv("COLUMNS", "120")
+            assert one.width == 120
+            monkeypatch.delenv("COLUMNS", raising=False)
+            assert one.width == WIDE
