@@ -8,7 +8,7 @@ from interp import Address, Request, load_model
 from interp.models.anatomy import Refusal
 from interp.points import BLOCK_POINTS
 
-MODEL, N_POS, ROUNDS = "smollm2-135m-instruct", 128, 15
+MODEL, N_POS, ROUNDS = "smollm2-135m-instruct", 128, 31
 
 
 def run() -> Report:

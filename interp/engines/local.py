@@ -8,7 +8,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import cached_property
+from functools import cache, cached_property
 from threading import RLock
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 LOGGER = logging.getLogger("interp")
 ENDLESS = Sampling(ignore_eos=True)
 CACHE_NAMES = ("cache", "past_key_values", "cache_params")
+_version = cache(importlib.metadata.version)
+"""Of an installed package; milliseconds to find, so once."""
 
 
 class LocalEngine(ABC):
@@ -406,7 +408,7 @@ class LocalEngine(ABC):
         own = getattr(getattr(self.module, "config", None), "_attn_implementation", None)
         return Provenance(
             engine=f"{self.name}, compiled" if compiled else self.name,
-            versions={name: importlib.metadata.version(name) for name in self.packages},
+            versions={name: _version(name) for name in self.packages},
             dtype=self.model.dtype,
             device=str(self.device),
             attention="eager, observed" if session.needs_matrix else str(own),

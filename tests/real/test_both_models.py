@@ -1,4 +1,4 @@
-"""Commands on both packaged models, which are loaded once; that `trace` works on Gemma the README's test shows."""
+"""Commands on both packaged models, loaded once; README's test runs `trace` on Gemma and `doctor` on SmolLM2."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +40,7 @@ def test_points(engine: EagerEngine, capsys: pytest.CaptureFixture[str]) -> None
     assert ("self_attn.q_norm" in rows["q_norm_out"]) == norm_behind
 
 
+@pytest.mark.parametrize("engine", [GEMMA], indirect=True)
 def test_doctor(engine: EagerEngine, capsys: pytest.CaptureFixture[str]) -> None:
     assert doctor.run(doctor.Doctor(engine.model.name)) == 0
     printed = capsys.readouterr().out
