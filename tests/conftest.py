@@ -3,12 +3,13 @@
 import os
 from collections.abc import Iterator
 
-import jaxtyping
 import pytest
 from hypothesis import settings
 
+from tests import signatures
+
 # Types and shapes in the package's signatures are checked here and nowhere else; it must come before the first import.
-jaxtyping.install_import_hook("interp", "beartype.beartype")
+signatures.install("interp")
 
 settings.register_profile("interp", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("interp")
@@ -17,9 +18,8 @@ settings.load_profile("interp")
 @pytest.fixture
 def unchecked_signatures() -> Iterator[None]:
     """For a test that hands over something wrong to see what a user, who has no such check, is told."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
+    with signatures.unchecked():
+        yield
 
 
 UNPROVEN = ("skipped", "xfailed")
