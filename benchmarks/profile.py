@@ -43,7 +43,6 @@ def entries(engine: EagerEngine, requests: list[Request], n_runs: int) -> list[s
         share = event.self_cpu_time_total / 1e6 / passed
         lines.append(f"  {share:6.1%}  {event.key}, {event.count // n_runs} calls")
     rest = sum(event.self_cpu_time_total for event in operations[N_ENTRIES:]) / 1e6
-    lines.append(f"  {rest / passed:6.1%}  other operations")
     return [
         *lines,
         f"  {rest / passed:6.1%}  other operations",

@@ -7,12 +7,16 @@ import sys
 import tomllib
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import jaxtyping
 import pytest
 import torch
+from beartype.roar import BeartypeCallHintParamViolation
 
 from interp.eval.reconstruction import ReconstructionMeter
+from interp.scripts import console
+from tests import signatures
 
 ROOT = Path(__file__).parent.parent
 HEAVY = ("torch", "transformers", "datasets", "pyarrow", "wandb", "scipy", "gguf", "fastapi", "vllm")
@@ -51,6 +55,14 @@ def test_shapes_in_signatures_are_checked_in_tests() -> None:
     meter.add(torch.ones(2, 3), torch.ones(2, 3))
     with pytest.raises(jaxtyping.TypeCheckError):
         meter.add(torch.ones(2, 3), torch.ones(3, 2))
+
+
+def test_other_types_in_signatures_are_checked_in_tests() -> None:
+    wrong: Any = 3
+    with pytest.raises(BeartypeCallHintParamViolation):
+        console.say(wrong)
+    with signatures.unchecked(), pytest.raises(TypeError, match="expected string"):
+        console.say(wrong)
 
 
 def test_console_scripts_exist() -> None:

@@ -9,8 +9,9 @@ import pytest
 from interp.scripts.console import WIDE, _Console, _Lines, console
 
 WAITS = """
-import sys, time
+import signal, sys, time
 from interp.scripts.console import finish
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a run of tests in the background ignores it
 def work(_):
     try:
         print("working", flush=True)
