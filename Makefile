@@ -55,7 +55,7 @@ peers: $(PEERS:%=.peers/%/.setup-done) ## create the environments of the tools t
 	.venv/bin/python -m pip --disable-pip-version-check --python ".peers/$*" install -c ".peers/$*/constraints.txt" -r "tests/peers/$*.txt"
 	touch $@
 
-demo: setup ## from a real model to an attribution graph (12 minutes, then one)
+demo: setup ## from a real model to an attribution graph (five to ten minutes, then one)
 	@.venv/bin/interp demo $(ARGS)
 
 # Tests that measure time have the machine to themselves; the rest runs two at a time, one thread each, which on tiny

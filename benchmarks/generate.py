@@ -130,11 +130,10 @@ def _speeds(times: Times, key: str, who: str, other: str, callers: int) -> list[
     """What is required first: capturing over the other tool; then what capture costs."""
     spelled = {"transformers": "transformers.generate", "reference": "interp-engine"}[other]
     captured, compiled, plain = times["captured"], times["compiled captured"], times["plain"]
-    over = f"{key}{{}}_over_{other}"
     return [
-        Row(over.format(""), f"{who}: over {spelled}", ratio(times[other], captured), _rate(captured, callers)),
+        Row(f"{key}_over_{other}", f"{who}: over {spelled}", ratio(times[other], captured), _rate(captured, callers)),
         Row(
-            over.format("_compiled"),
+            f"{key}_compiled_over_{other}",
             f"{who}, compiled: over {spelled}",
             ratio(times[other], compiled),
             _rate(compiled, callers),

@@ -1,9 +1,8 @@
-"""`python -m benchmarks.profile [N]`: where generation with a captured point spends its time, by operation.
+"""`python -m benchmarks.profile`: where generation with a captured point spends its time, by operation.
 
-Shares of what N runs take (three by default), for one caller and for eight; what no operation accounts for is Python.
+Shares of what a few runs take, for one caller and for eight; what no operation accounts for is Python.
 """
 
-import sys
 import time
 
 from torch.profiler import ProfilerActivity, profile
@@ -13,42 +12,37 @@ from benchmarks.prompts import prompts
 from interp import Request, load_model
 from interp.engines.eager import EagerEngine
 
-N_ENTRIES = 8
+N_RUNS, N_ENTRIES = 3, 8
 
 
-def main(arguments: list[str]) -> int:
+def main() -> None:
     """Print the two tables."""
-    n_runs = int(arguments[0]) if arguments else 3
     engine = load_model(MODEL, device="cpu", dtype="float32")
     texts = prompts(engine.tokenizer, CALLERS, N_PROMPT)
     for callers in (1, CALLERS):
         requests = [Request(ids, [POINT], max_new_tokens=N_NEW) for ids in texts[:callers]]
-        for line in entries(engine, requests, n_runs):
-            print(line)
-    return 0
+        print("\n".join(entries(engine, requests)))
 
 
-def entries(engine: EagerEngine, requests: list[Request], n_runs: int) -> list[str]:
+def entries(engine: EagerEngine, requests: list[Request]) -> list[str]:
     """The operations that take most, with their share of all time that passed and their number of calls per run."""
     engine.run(requests)
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
         began = time.perf_counter()
-        for _ in range(n_runs):
+        for _ in range(N_RUNS):
             engine.run(requests)
         passed = time.perf_counter() - began
-    operations = sorted(profiled.key_averages(), key=lambda event: -event.self_cpu_time_total)
-    accounted = sum(event.self_cpu_time_total for event in operations) / 1e6
-    lines = [f"{len(requests)} callers: {passed / n_runs:.2f} s a run under the profiler"]
-    for event in operations[:N_ENTRIES]:
-        share = event.self_cpu_time_total / 1e6 / passed
-        lines.append(f"  {share:6.1%}  {event.key}, {event.count // n_runs} calls")
-    rest = sum(event.self_cpu_time_total for event in operations[N_ENTRIES:]) / 1e6
+    seconds = {event.key: event.self_cpu_time_total / 1e6 for event in profiled.key_averages()}
+    calls = {event.key: event.count // N_RUNS for event in profiled.key_averages()}
+    most = sorted(seconds, key=seconds.__getitem__, reverse=True)[:N_ENTRIES]
+    shares = {f"{key}, {calls[key]} calls": seconds[key] for key in most}
+    shares["other operations"] = sum(seconds.values()) - sum(shares.values())
+    shares["Python between them"] = passed - sum(seconds.values())
     return [
-        *lines,
-        f"  {rest / passed:6.1%}  other operations",
-        f"  {1 - accounted / passed:6.1%}  Python between them",
+        f"{len(requests)} callers: {passed / N_RUNS:.2f} s a run under the profiler",
+        *(f"  {taken / passed:6.1%}  {what}" for what, taken in shares.items()),
     ]
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()

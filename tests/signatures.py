@@ -1,21 +1,24 @@
 """Checks the package's signatures while tests run: shapes by jaxtyping, everything else by beartype.
 
 `jaxtyping.install_import_hook` gives its wrapper to every function, and on tiny models most of a test's time goes into
-that. Here it goes only to those that name a shape; the others get beartype's, which costs a microsecond. Left out are
-closures that name none, made anew at each call of what holds them, and annotations that no running program can resolve.
+that. Here it goes only to those that name a shape; other functions and dataclasses get beartype's check, which costs a
+microsecond. Left out are closures that name no shape, made anew at each call of what holds them, and annotations that
+name what a module imports for type checkers alone.
 """
 
 import ast
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
+from dataclasses import fields, is_dataclass
+from functools import cache, wraps
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, get_type_hints
 
 import beartype
 import jaxtyping
+from beartype.door import die_if_unbearable
 from jaxtyping import jaxtyped
 
 _enabled = True
@@ -45,16 +48,50 @@ def shaped(target: Any) -> Any:
 
 
 def typed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function whose annotations name none."""
-    checked = beartype.beartype(function)
-    if checked is function:
-        return function
+    """A function whose annotations name none; they are resolved at its first call, when all they name is defined."""
+
+    @cache
+    def checked() -> Callable[..., Any]:
+        if (hints := _hints(function)) is None:
+            return function
+        function.__annotations__ = hints
+        return beartype.beartype(function)
 
     @wraps(function)
     def chosen(*args: Any, **kwargs: Any) -> Any:
-        return (checked if _enabled else function)(*args, **kwargs)
+        return (checked() if _enabled else function)(*args, **kwargs)
 
     return chosen
+
+
+def typed_fields(owner: type) -> type:
+    """A dataclass whose fields name no shape; it is checked when it is made, after its own `__post_init__`."""
+    if not is_dataclass(owner) or "__init__" not in vars(owner):
+        return owner
+    made: Callable[..., None] = owner.__init__
+
+    @cache
+    def hints() -> dict[str, Any]:
+        found = _hints(owner) or {}
+        return {field.name: found[field.name] for field in fields(owner) if field.name in found}
+
+    @wraps(made)
+    def make_and_check(self: Any, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        if _enabled:
+            for name, hint in hints().items():
+                die_if_unbearable(getattr(self, name), hint, exception_prefix=f"{owner.__name__}.{name} ")
+
+    owner.__init__ = make_and_check
+    return owner
+
+
+def _hints(target: Any) -> dict[str, Any] | None:
+    """What its annotations mean; None where one names what only type checkers import."""
+    try:
+        return get_type_hints(target, include_extras=True)
+    except (NameError, AttributeError):
+        return None
 
 
 class _Finder:
@@ -88,15 +125,11 @@ class _Decorate(ast.NodeVisitor):
     """Decorators go next to the function, below those that are there; at a class above, so that it is a dataclass."""
 
     inside_function = False
-    all_quoted = False
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        self.all_quoted |= node.module == "__future__"
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        fields = [child.annotation for child in node.body if isinstance(child, ast.AnnAssign)]
-        if any(map(_names_a_shape, fields)):
-            node.decorator_list.insert(0, _decorator(shaped, node))
+        annotations = [child.annotation for child in node.body if isinstance(child, ast.AnnAssign)]
+        check = shaped if any(map(_names_a_shape, annotations)) else typed_fields
+        node.decorator_list.insert(0, _decorator(check, node))
         self.generic_visit(node)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
@@ -104,7 +137,7 @@ class _Decorate(ast.NodeVisitor):
         annotations = [argument.annotation for argument in arguments if argument is not None] + [node.returns]
         if any(map(_names_a_shape, annotations)):
             node.decorator_list.append(_decorator(shaped, node))
-        elif any(annotations) and not (self.inside_function or self.all_quoted or any(map(_is_quoted, annotations))):
+        elif any(annotations) and not self.inside_function:
             node.decorator_list.append(_decorator(typed, node))
         outside, self.inside_function = self.inside_function, True
         self.generic_visit(node)
@@ -116,13 +149,6 @@ def _decorator(function: Callable[..., Any], node: ast.AST) -> ast.expr:
     for part in ast.walk(expression):
         ast.copy_location(part, node)
     return expression
-
-
-def _is_quoted(annotation: ast.expr | None) -> bool:
-    """Whether it quotes a name, which its module then imports for type checkers alone."""
-    return annotation is not None and any(
-        isinstance(node, ast.Constant) and isinstance(node.value, str) for node in ast.walk(annotation)
-    )
 
 
 def _names_a_shape(annotation: ast.expr | None) -> bool:

@@ -12,10 +12,12 @@ from typing import Any
 import jaxtyping
 import pytest
 import torch
-from beartype.roar import BeartypeCallHintParamViolation
+from beartype.roar import BeartypeCallHintParamViolation, BeartypeDoorHintViolation
 
+from interp import Address
 from interp.eval.reconstruction import ReconstructionMeter
 from interp.scripts import console
+from interp.scripts.doctor import Doctor
 from tests import signatures
 
 ROOT = Path(__file__).parent.parent
@@ -59,8 +61,11 @@ def test_shapes_in_signatures_are_checked_in_tests() -> None:
 
 def test_other_types_in_signatures_are_checked_in_tests() -> None:
     wrong: Any = 3
-    with pytest.raises(BeartypeCallHintParamViolation):
-        console.say(wrong)
+    for function in (console.say, Address.parse):  # the second quotes a type
+        with pytest.raises(BeartypeCallHintParamViolation):
+            function(wrong)
+    with pytest.raises(BeartypeDoorHintViolation, match=r"Doctor\.model "):
+        Doctor(wrong)
     with signatures.unchecked(), pytest.raises(TypeError, match="expected string"):
         console.say(wrong)
 
