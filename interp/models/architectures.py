@@ -4,7 +4,6 @@ A class is registered under a name. A directory names it in its `config.json` ("
 other keys. `load_model`, and with it every command, then takes the directory like any checkpoint.
 """
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
