@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
-_TOKENIZER_FILES = (
+TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer.model",
     "vocab.json",
@@ -101,7 +101,7 @@ def load_model_and_tokenizer(
             checkpoint.path, dtype=dtype, output_loading_info=True, **placed
         )
     except (ValueError, KeyError, OSError, RuntimeError, ImportError, SafetensorError, StrictDataclassError) as error:
-        raise UserError(f"Cannot load {checkpoint.name} from {checkpoint.path}: {_first_line(error)}") from None
+        raise UserError(f"Cannot load {checkpoint.name} from {checkpoint.path}: {first_line(error)}") from None
     model, loading = loaded
     missing = sorted(str(key) for key in loading.get("missing_keys", ()))
     if missing:
@@ -110,14 +110,14 @@ def load_model_and_tokenizer(
             f"in {checkpoint.path} is incomplete."
         )
     model.eval().requires_grad_(False)
-    return model if placed else model.to(device), _load_tokenizer(checkpoint)
+    return model if placed else model.to(device), load_tokenizer(checkpoint.path, checkpoint.name)
 
 
 def _is_quantised(checkpoint: Checkpoint) -> bool:
     """Whether the checkpoint's config says that its weights are packed; `UserError` if it says so in unknown words."""
     from transformers.quantizers.auto import AutoHfQuantizer
 
-    stated = _read_config(checkpoint.path).get("quantization_config")
+    stated = read_config(checkpoint.path).get("quantization_config")
     if not stated:
         return False
     # transformers itself warns, and loads packed numbers as if they were weights.
@@ -132,7 +132,7 @@ def _is_quantised(checkpoint: Checkpoint) -> bool:
 
 def checkpoint_dtype(checkpoint: Checkpoint) -> str | None:
     """The dtype that the checkpoint's config states, e.g. "bfloat16"; none if it states none."""
-    config = _read_config(checkpoint.path)
+    config = read_config(checkpoint.path)
     for level in (config, config.get("text_config") or {}):
         stated = level.get("dtype") or level.get("torch_dtype")
         if stated:
@@ -150,7 +150,7 @@ def fingerprint(source: "str | Path | nn.Module") -> str:
     digest = hashlib.sha256()
     if isinstance(source, str | Path):
         folder = Path(source)
-        digest.update(_canonical(_read_config(folder)))
+        digest.update(_canonical(read_config(folder)))
         for piece in _sampled_files(folder):
             digest.update(piece)
     else:
@@ -166,7 +166,7 @@ def fingerprint(source: "str | Path | nn.Module") -> str:
 
 
 def _directory(path: Path) -> Checkpoint:
-    config = _read_config(path)
+    config = read_config(path)
     if "model_type" in config and not any(file for pattern in _WEIGHT_FILES for file in path.glob(pattern)):
         raise UserError(f"{path} has a config.json but no weights; put model.safetensors beside it.")
     return Checkpoint(path, path.resolve().name, None, "directory")
@@ -213,30 +213,32 @@ def _hub(name: str, report: Callable[[str], None]) -> Checkpoint:
     except Exception as error:  # the hub client lets errors of several HTTP libraries through
         raise UserError(
             f"Unknown model {name!r}: no such directory, file or packaged model, and the Hugging Face hub cannot be "
-            f"asked ({_first_line(error)}); {packages}."
+            f"asked ({first_line(error)}); {packages}."
         ) from None
     return Checkpoint(_directory(path).path, name, path.name, "hub")
 
 
-def _load_tokenizer(checkpoint: Checkpoint) -> "PreTrainedTokenizerBase | None":
+def load_tokenizer(folder: Path, name: str) -> "PreTrainedTokenizerBase | None":
+    """The tokenizer whose files lie in `folder`; None where none do. `UserError` where they cannot be read."""
     from transformers import AutoTokenizer
 
-    if not any((checkpoint.path / name).exists() for name in _TOKENIZER_FILES):
+    if not any((folder / file).exists() for file in TOKENIZER_FILES):
         return None
     try:
-        return AutoTokenizer.from_pretrained(checkpoint.path)
+        return AutoTokenizer.from_pretrained(folder)
     except (ValueError, KeyError, OSError, ImportError) as error:
-        raise UserError(f"Cannot load the tokenizer of {checkpoint.name}: {_first_line(error)}") from None
+        raise UserError(f"Cannot load the tokenizer of {name}: {first_line(error)}") from None
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> dict[str, Any]:
+    """What the folder's `config.json` holds. `UserError` where there is none or it is no JSON object."""
     path = folder / "config.json"
     if not path.is_file():
         raise UserError(f"{folder} is no checkpoint directory: it has no config.json.")
     try:
         config = json.loads(path.read_text())
     except (ValueError, OSError) as error:
-        raise UserError(f"{path} cannot be read as JSON ({_first_line(error)}).") from None
+        raise UserError(f"{path} cannot be read as JSON ({first_line(error)}).") from None
     if not isinstance(config, dict):
         raise UserError(f"{path} does not hold a JSON object.")
     return config
@@ -283,6 +285,7 @@ def _sampled_tensors(path: Path) -> Iterator[tuple[str, bytes]]:
             yield name, piece
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What an error of another library says, to stand inside a sentence."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0].removeprefix("Got: ").rstrip(".") if lines else type(error).__name__
