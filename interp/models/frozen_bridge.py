@@ -31,8 +31,8 @@ class FrozenBridge:
         bias = g.new_zeros(g.shape[:-1])
         for piece, fixed in reversed(self.steps):
             if isinstance(piece, Linear):
-                bias = bias if piece.bias is None else bias + g @ piece.bias.to(g)
-                g = g @ piece.weight.to(g)
+                bias = bias if piece.bias is None else bias + g @ piece.bias.detach().to(g)
+                g = g @ piece.weight.detach().to(g)
             elif isinstance(piece, Norm):
                 norm = norm_weights(piece, like=g)
                 assert fixed is not None
@@ -64,9 +64,10 @@ def frozen(bridge: Bridge, x: Tensor) -> FrozenBridge:
     """The adapter with everything held fixed that it does to x, [..., d_in], of one prompt."""
     assert not isinstance(bridge.pieces, Refusal)
     steps: list[tuple[Piece, Tensor | None]] = []
-    for piece in bridge.pieces:
-        x, fixed = _applied(piece, x)
-        steps.append((piece, fixed))
+    with torch.no_grad():
+        for piece in bridge.pieces:
+            x, fixed = _applied(piece, x)
+            steps.append((piece, fixed))
     return FrozenBridge(tuple(steps))
 
 

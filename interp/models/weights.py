@@ -110,7 +110,7 @@ def norm_weights(norm: Norm, like: Tensor | None = None) -> NormWeights:
     """The norm's effective gain and bias, of the dtype and device of `like` if it is given."""
     gain, bias = norm.gain, norm.bias
     if like is not None:
-        gain, bias = gain.to(like), None if bias is None else bias.to(like)
+        gain, bias = gain.detach().to(like), None if bias is None else bias.detach().to(like)
     return NormWeights(gain, bias, norm.centred)
 
 
