@@ -1,6 +1,6 @@
 """Greedy generation gives transformers' own tokens, and captures while decoding what one full pass would give."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -83,20 +83,24 @@ def test_capture_changes_no_token_and_equals_the_teacher_forced_pass(
         assert result.logits[result.n_prompt - 1 :].argmax(-1).tolist() == result.tokens[result.n_prompt :]
 
 
-EDITS: list[Edit] = [
-    Add("resid_post.1", torch.linspace(-2, 2, 48, dtype=F64), positions=(2,)),
-    Add("resid_pre.1", torch.linspace(2, -2, 48, dtype=F64), positions=tuple(range(2, 7))),  # last prompt token on
-    Scale("mlp_out_post.1", -2.0),
-    Ablate("resid_pre.2", positions=(4, 6)),
-    Replace("resid_post.1", torch.linspace(-1, 1, 13 * 48, dtype=F64).view(13, 48), positions=(1, 5, 7)),
+EDITS: list[Callable[[int], Edit]] = [
+    lambda early: Add("resid_post.1", torch.linspace(-2, 2, 48, dtype=F64), positions=(2,)),
+    lambda early: Add("resid_post.0", torch.linspace(2, -2, early, dtype=F64), positions=(2, 3, 4, 5, 6)),
+    lambda early: Scale("mlp_out_post.1", -2.0),
+    lambda early: Ablate("resid_pre.2", positions=(4, 6)),
+    lambda early: Replace("resid_post.1", torch.linspace(-1, 1, 13 * 48, dtype=F64).view(13, 48), positions=(1, 5, 7)),
 ]
+"""By the width of the stream in layer 0; the second acts from a prompt's last token on."""
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3", "bloom", "split_llama"])
-@pytest.mark.parametrize("edit", EDITS, ids=lambda e: f"{type(e).__name__}-{e.positions}")
-def test_edits_while_decoding_hit_absolute_positions(family: str, edit: Edit, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("make", EDITS, ids=lambda make: f"{type(make(48)).__name__}-{make(48).positions}")
+def test_edits_while_decoding_hit_absolute_positions(
+    family: str, make: Callable[[int], Edit], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """CASES 32: cached steps, unequal prompts; each must equal one uncached pass with the same positions."""
     model, prompts = endless(family, F64, monkeypatch), (PROMPTS[0], [1, 2, 9, 4])
+    edit = make(model.model.width(0))
     requests = [Request(p, edits=[edit], max_new_tokens=NEW, return_logits=True) for p in prompts]
     for request, result in zip(requests, model.run(requests), strict=True):
         assert isinstance(request.tokens, list)
