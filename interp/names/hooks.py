@@ -48,7 +48,7 @@ def layer_of(prefix: str, blocks: Sequence[str]) -> int:
         groups: dict[str, list[str]] = {}
         for path in blocks:
             groups.setdefault(path.rpartition(".")[0], []).append(path)
-        there = ", ".join(f"{paths[0]} to {paths[-1]}" for paths in groups.values())
+        there = ", ".join(" to ".join(dict.fromkeys((paths[0], paths[-1]))) for paths in groups.values())
         raise NameRefused(f"There is no block {prefix!r}; the model has {there}.")
     return list(blocks).index(prefix)
 
@@ -58,8 +58,8 @@ def address(name: Address | str, blocks: Sequence[str]) -> Address:
     try:
         return Address.parse(name)
     except UserError:
-        prefix = str(name).strip().rpartition(".")[0]
-        if str(name).strip() not in TRUNK and prefix not in blocks:
+        prefix, _, point = str(name).strip().rpartition(".")
+        if str(name).strip() not in TRUNK and prefix not in blocks and not (prefix and point in POINTS):
             raise
     return address_of(str(name), blocks)
 
