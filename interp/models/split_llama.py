@@ -35,6 +35,7 @@ from interp.models.split_llama_files import (
     folder_of,
     halves_of,
     has_tokenizer,
+    invalid,
     read_adapter,
     read_weights,
     write_checkpoint,
@@ -213,7 +214,7 @@ class SplitLlama(nn.Module):
             for name, half, modules in (("first", self.config.first, FIRST), ("last", self.config.last, LAST)):
                 half.dtype = dtype_of(self)
                 write_checkpoint(work / name, half, _named(self, modules))
-            self.generation_config.save_pretrained(work / "first")
+            self.generation_config.to_json_file(work / "first" / "generation_config.json")
             copy_tokenizer(self._tokenizer_folder(), work / "first")
             self.save_adapter(work)
 
@@ -229,8 +230,11 @@ def _named(model: nn.Module, modules: dict[str, str]) -> dict[str, Tensor]:
 
 def _filled(half: Half, modules: dict[str, str], dtype: torch.dtype, what: str, say: Report) -> LlamaForCausalLM:
     """A Llama as deep as the half, in which only the modules that are named hold weights."""
-    with torch.device("meta"):
-        llama = LlamaForCausalLM(half.config)
+    try:
+        with torch.device("meta"):
+            llama = LlamaForCausalLM(half.config)
+    except (ValueError, KeyError, TypeError) as error:
+        raise invalid(half.folder, error) from None
     nn.Module.to(llama, dtype)
     stored = read_weights(half, _named(llama, {path: path for path in modules}))
     if stored is None:
