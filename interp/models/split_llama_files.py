@@ -109,7 +109,7 @@ def folder_of(config: SplitLlamaConfig, key: str, report: Callable[[str], None])
     Raises `UserError` where there is none.
     """
     stated = str(getattr(config, key))
-    beside = config.folder / Path(stated).expanduser()
+    beside = (config.folder / Path(stated).expanduser()).resolve()
     if beside.is_dir():
         if not (beside / "config.json").is_file():
             raise UserError(f"{config.file}: {key} is {stated!r}, but the directory {beside} holds no config.json.")
