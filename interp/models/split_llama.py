@@ -35,6 +35,7 @@ from interp.models.split_llama_files import (
     folder_of,
     halves_of,
     has_tokenizer,
+    invalid,
     read_adapter,
     read_weights,
     write_checkpoint,
@@ -144,9 +145,10 @@ class SplitLlama(nn.Module):
         x = self._through(self.layers_last, self.rotary_last, self.adapter(x), masks[1], position_ids, cache)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(self.norm(x)[:, kept])
-        output = CausalLMOutputWithPast(logits=logits, **{CACHE: cache})
-        if CACHE != "cache":  # found by either name, as is taken
-            cast(Any, output).cache = cache
+        named: dict[str, Any] = {CACHE: cache}
+        output = CausalLMOutputWithPast(logits=logits, **named)
+        if cache is not None and CACHE != "cache":  # found by either name, as it is taken by either
+            output["cache"] = cache
         return output
 
     def _through(
@@ -212,7 +214,7 @@ class SplitLlama(nn.Module):
             for name, half, modules in (("first", self.config.first, FIRST), ("last", self.config.last, LAST)):
                 half.dtype = dtype_of(self)
                 write_checkpoint(work / name, half, _named(self, modules))
-            self.generation_config.save_pretrained(work / "first")
+            self.generation_config.to_json_file(work / "first" / "generation_config.json")
             copy_tokenizer(self._tokenizer_folder(), work / "first")
             self.save_adapter(work)
 
@@ -228,8 +230,12 @@ def _named(model: nn.Module, modules: dict[str, str]) -> dict[str, Tensor]:
 
 def _filled(half: Half, modules: dict[str, str], dtype: torch.dtype, what: str, say: Report) -> LlamaForCausalLM:
     """A Llama as deep as the half, in which only the modules that are named hold weights."""
-    with torch.device("meta"):
-        llama = LlamaForCausalLM(half.config).to(dtype)
+    try:
+        with torch.device("meta"):
+            llama = LlamaForCausalLM(half.config)
+    except (ValueError, KeyError, TypeError) as error:
+        raise invalid(half.folder, error) from None
+    nn.Module.to(llama, dtype)
     stored = read_weights(half, _named(llama, {path: path for path in modules}))
     if stored is None:
         say(f"{half.folder} ({half.key}) holds no weights: {what} are initialised randomly.")
@@ -250,6 +256,7 @@ def _adapter(config: SplitLlamaConfig, d_first: int, d_last: int) -> nn.Module:
 
 
 def _config_of(config: SplitLlamaConfig, first: LlamaConfig, last: LlamaConfig, dtype: torch.dtype) -> HalvesConfig:
+    attention: Any = {"attn_implementation": first._attn_implementation}
     return HalvesConfig(
         first=first,
         last=last,
@@ -261,7 +268,7 @@ def _config_of(config: SplitLlamaConfig, first: LlamaConfig, last: LlamaConfig, 
         eos_token_id=first.eos_token_id,
         pad_token_id=first.pad_token_id,
         dtype=dtype,
-        attn_implementation=first._attn_implementation,
+        **attention,
     )
 
 
