@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+from torch import nn
 
 from interp.edits import Edit
 from interp.edits.features import Reconstruct, SetFeature
@@ -112,6 +113,9 @@ def _check_shape(anatomy: Anatomy, model: ModelInfo, edit: Edit) -> None:
 
 def _shape(anatomy: Anatomy, model: ModelInfo, at: Address) -> list[int | None]:
     """The shape per token of what an address names; None for an axis that is not known before the model runs."""
+    if at.name == "embeddings":  # of the first stream, which may be narrower than the last, or what is widened to it
+        table = anatomy.embeddings.module
+        return [table.embedding_dim if isinstance(table, nn.Embedding) else None]
     names = POINTS[at.name].shape
     part = at.head is not None or (at.stream is not None and names[0] == "streams")
     return [_size(anatomy, model, axis, at.layer) for axis in names[part:]]
