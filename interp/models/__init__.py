@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from interp.models.architectures import register
     from interp.models.saved import save
-    from interp.models.split_llama import SplitLlama, SplitLlamaConfig  # type: ignore[import-not-found]
 
 _HOME = {
     "SplitLlama": "interp.models.split_llama",
