@@ -167,7 +167,7 @@ def test_another_process_imports_the_module_that_the_directory_names(saved: Path
 
 def test_weights_come_in_the_dtype_that_is_asked_for(saved: Path) -> None:
     for dtype in (torch.float64, torch.bfloat16):
-        module = load_model(saved, dtype=str(dtype), prove=False, **CPU).module
+        module: Any = load_model(saved, dtype=str(dtype), prove=False, **CPU).module
         assert {p.dtype for p in module.parameters()} == {dtype} and module.seen.dtype == torch.long
         assert module.tenth == torch.tensor(0.1, dtype=dtype)
     assert torch.get_default_dtype() == torch.float32
