@@ -24,8 +24,8 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from interp.errors import UserError
 from interp.files import atomic_dir, atomic_path
-from interp.models.architectures import REGISTERED, Architecture, Config, Report
-from interp.models.checkpoint import load_tokenizer
+from interp.models.architectures import Architecture, Config, Report, register_architecture
+from interp.models.loading import load_tokenizer
 from interp.models.parameters import dtype_of
 from interp.models.split_llama_files import (
     ADAPTER_FILE,
@@ -287,6 +287,6 @@ def _parts(folder: Path, config: Config) -> list[Path]:
     return [folder_of(own, key, LOGGER.info) for key in ("path8b", "path70b")]
 
 
-REGISTERED[NAME] = Architecture(
-    NAME, SplitLlama, _load, None, _parts, lambda config: {"path8b", "path70b"} <= set(config)
+register_architecture(
+    Architecture(NAME, SplitLlama, _load, None, _parts, lambda config: {"path8b", "path70b"} <= set(config))
 )

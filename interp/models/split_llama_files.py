@@ -16,7 +16,8 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from interp.errors import UserError
-from interp.models.checkpoint import TOKENIZER_FILES, first_line, read_config, resolve
+from interp.models.checkpoint import first_line, read_config, resolve
+from interp.models.loading import TOKENIZER_FILES
 
 ADAPTER_FILE = "adapter.safetensors"
 LAYERS_OF = {"path8b": "num_layers_8", "path70b": "num_layers_70"}

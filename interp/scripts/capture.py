@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from interp.scripts.console import check_output, say
+from interp.scripts.loading import Loading
 
 if TYPE_CHECKING:
     from interp.engines.base import Result
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class CaptureCommand:
+class CaptureCommand(Loading):
     """Run one prompt and save what the named points held."""
 
     model: Annotated[str, tyro.conf.Positional]
@@ -30,10 +31,6 @@ class CaptureCommand:
     """Tokens to generate greedily after the prompt; captured while decoding."""
     engine: str = "auto"
     """auto, eager or nnsight; docs/engines.md says what each serves."""
-    device: str | None = None
-    """cuda, mps or cpu; the best one that is there if left out."""
-    dtype: str | None = None
-    """float32, bfloat16, float16 or float64; the checkpoint's own if left out."""
 
 
 def run(config: CaptureCommand) -> None:
@@ -43,9 +40,8 @@ def run(config: CaptureCommand) -> None:
     addresses = [Address.parse(point) for point in config.points]
     check_output(config.out.parent)
     from interp.engines.base import Request
-    from interp.engines.load import load_model
 
-    engine = load_model(config.model, engine=config.engine, device=config.device, dtype=config.dtype, report=say)
+    engine = config.load(config.model, engine=config.engine)
     (result,) = engine.run([Request(config.prompt, capture=addresses, max_new_tokens=config.max_new_tokens)])
     save(config.out, result, engine.model, config.prompt)
 

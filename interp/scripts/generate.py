@@ -7,10 +7,11 @@ from typing import Annotated
 import tyro
 
 from interp.scripts.console import check_output, console, say
+from interp.scripts.loading import Loading
 
 
 @dataclass
-class Generate:
+class Generate(Loading):
     """Continue one prompt; the text appears as it comes."""
 
     model: Annotated[str, tyro.conf.Positional]
@@ -45,17 +46,12 @@ class Generate:
     """Decode by a compiled graph: about a minute before the first token, faster ones after it."""
     engine: str = "auto"
     """auto, eager or nnsight; docs/engines.md says what each serves."""
-    device: str | None = None
-    """cuda, mps or cpu; the best one that is there if left out."""
-    dtype: str | None = None
-    """float32, bfloat16, float16 or float64; the checkpoint's own if left out."""
 
 
 def run(config: Generate) -> None:
     """Write the text, and the file where something is captured."""
     from interp.edits import from_json
     from interp.engines.base import Request
-    from interp.engines.load import load_model
     from interp.engines.sampling import Sampling
     from interp.errors import UserError
     from interp.points import Address
@@ -79,14 +75,7 @@ def run(config: Generate) -> None:
             edits = from_json(config.steer.read_text(encoding="utf-8"))
         except OSError as error:
             raise UserError(f"Cannot read the edits in {config.steer}: {error.strerror}.") from None
-    engine = load_model(
-        config.model,
-        engine=config.engine,
-        device=config.device,
-        dtype=config.dtype,
-        compile=config.compile,
-        report=say,
-    )
+    engine = config.load(config.model, engine=config.engine, compile=config.compile)
     tokens = engine.to_chat_tokens([{"role": "user", "content": config.prompt}]) if config.chat else config.prompt
     request = Request(tokens, capture=addresses, edits=edits, max_new_tokens=config.max_new_tokens, sampling=sampling)
     result = None

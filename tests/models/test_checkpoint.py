@@ -13,7 +13,8 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, Llama
 
 from interp.errors import UserError
 from interp.models import checkpoint as checkpoints
-from interp.models.checkpoint import checkpoint_dtype, fingerprint, load_model_and_tokenizer, resolve
+from interp.models.checkpoint import checkpoint_dtype, fingerprint, resolve
+from interp.models.loading import load_model_and_tokenizer
 
 CPU = torch.device("cpu")
 
