@@ -10,8 +10,8 @@
 `python -m examples.split_smollm2` makes it under INTERP_CACHE and prints its loss against the unigram entropy.
 """
 
+import hashlib
 import json
-import logging
 import math
 import time
 from collections import Counter
@@ -90,25 +90,25 @@ def widened(narrow: LlamaForCausalLM, d_wide: int, seed: int) -> LlamaForCausalL
         "rms_norm_eps": config.rms_norm_eps * d / d_wide,
         "tie_word_embeddings": False,
     }
-    wide = LlamaForCausalLM(LlamaConfig(**settings)).to(narrow.dtype)
-    old, new = narrow.model, wide.model
+    wide: Any = LlamaForCausalLM(LlamaConfig(**settings))
+    wide.to(narrow.dtype)
+    old: Any = narrow.model
+    new = wide.model
 
     def behind(norm: str, gain: Tensor, *pairs: tuple[Any, Any]) -> None:
         """Give a norm new gains, and every map behind it the matrix that makes up for them."""
         fresh = 0.5 + torch.rand(d_wide, generator=generator, dtype=torch.float64)
-        wide.get_submodule(norm).weight.data.copy_(fresh)  # type: ignore[union-attr, operator]
+        wide.get_submodule(norm).weight.data.copy_(fresh)
         for source, target in pairs:
             target.weight.data.copy_((source.weight.double() * gain.double()) @ isometry.T * (shrink / fresh))
 
     with torch.no_grad():
         new.embed_tokens.weight.copy_(old.embed_tokens.weight.double() @ isometry.T)
         for i, (a, b) in enumerate(zip(old.layers, new.layers, strict=True)):
-            attention = [
-                (getattr(a.self_attn, name), getattr(b.self_attn, name)) for name in ("q_proj", "k_proj", "v_proj")
-            ]
-            behind(f"model.layers.{i}.input_layernorm", a.input_layernorm.weight, *attention)
-            mlp = [(getattr(a.mlp, name), getattr(b.mlp, name)) for name in ("gate_proj", "up_proj")]
-            behind(f"model.layers.{i}.post_attention_layernorm", a.post_attention_layernorm.weight, *mlp)
+            qkv = [(getattr(a.self_attn, name), getattr(b.self_attn, name)) for name in ("q_proj", "k_proj", "v_proj")]
+            behind(f"model.layers.{i}.input_layernorm", a.input_layernorm.weight, *qkv)
+            gated = [(getattr(a.mlp, name), getattr(b.mlp, name)) for name in ("gate_proj", "up_proj")]
+            behind(f"model.layers.{i}.post_attention_layernorm", a.post_attention_layernorm.weight, *gated)
             b.self_attn.o_proj.weight.copy_(isometry @ a.self_attn.o_proj.weight.double())
             b.mlp.down_proj.weight.copy_(isometry @ a.mlp.down_proj.weight.double())
         behind("model.norm", old.norm.weight, (narrow.lm_head, wide.lm_head))
@@ -168,7 +168,7 @@ def make(folder: Path, recipe: Recipe = Recipe(), say: Callable[[str], None] = p
 
 
 def fit(model: SplitLlama, narrow: LlamaForCausalLM, wide: LlamaForCausalLM, rows: list[list[int]]) -> None:
-    """Set the adapter to the linear map from the narrow stream at the cut to the wide one where the late layers begin."""
+    """Set the adapter to the linear map from the narrow stream at the cut to the wide one where late layers begin."""
     n_first, n_last = len(model.layers_first), len(model.layers_last)
     xs, ys = [], []
     for ids in batches(rows, 4):
@@ -228,6 +228,15 @@ def batches(rows: list[list[int]], size: int) -> Iterator[Tensor]:
         yield torch.tensor(rows[start : start + size])
 
 
+def made(say: Callable[[str], None] = print) -> Path:
+    """The directory under INTERP_CACHE, made if this very script has not made it yet."""
+    version = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+    folder = cache_dir() / "examples" / f"split-smollm2-{version}"
+    if not (folder / "losses.json").is_file():
+        make(folder, say=say)
+    return folder
+
+
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    make(cache_dir() / "examples" / "split-smollm2")
+    where = made()
+    print(f"{where}: {(where / 'losses.json').read_text()}")

@@ -25,6 +25,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from interp.errors import UserError
 from interp.files import atomic_dir, atomic_path
 from interp.models.architectures import Architecture, Config, Report, register_architecture
+from interp.models.checkpoint import fingerprint
 from interp.models.loading import load_tokenizer
 from interp.models.parameters import dtype_of
 from interp.models.split_llama_files import (
@@ -88,7 +89,13 @@ class SplitLlama(nn.Module):
         first, last = halves_of(config, report)
         if dtype is None:
             dtype = first.config.dtype if isinstance(first.config.dtype, torch.dtype) else torch.float32
-        say: Report = (lambda line: None) if config.random_init else report
+        random: list[str] = []
+
+        def say(line: str) -> None:
+            random.append(line)
+            if not config.random_init:
+                report(line)
+
         n_first, n_last = config.num_layers_8, config.num_layers_70
         early = _filled(first, FIRST, dtype, f"the embedding and the first {n_first} layers", say)
         adapter = _adapter(config, early.config.hidden_size, last.config.hidden_size).to(dtype)
@@ -114,6 +121,7 @@ class SplitLlama(nn.Module):
         self.generation_config = _generation_config(first.folder, early.config)
         self.source, self.first_folder = config, first.folder
         self.eval()
+        self._as_loaded = "" if random else fingerprint(self)
 
     def forward(
         self,
@@ -165,6 +173,10 @@ class SplitLlama(nn.Module):
         for layer in layers:
             x = layer(x, **given)
         return x
+
+    def fingerprint(self) -> str | None:
+        """Of the directory, as `load_model` has it; None where these are not its weights: random, or changed since."""
+        return fingerprint(self.source.folder) if self._as_loaded == fingerprint(self) else None
 
     def get_input_embeddings(self) -> nn.Module:
         """The token embedding, of the first model."""
