@@ -1,7 +1,5 @@
 """From a live model to its Anatomy: one recorded pass over a few random tokens, read backwards from the logits."""
 
-from itertools import pairwise
-
 import torch
 from torch import nn
 
@@ -21,7 +19,7 @@ from interp.models.anatomy import (
     scaled,
 )
 from interp.models.attention import AttentionCall, observed
-from interp.models.between import bridge_of
+from interp.models.between import bridges_of
 from interp.models.calling import calling_of
 from interp.models.float64 import numerics
 from interp.models.flow import Remixing, Renorming, Stage, Weighing, norm_behind, sources, stages
@@ -93,7 +91,6 @@ def _read(trace: Trace, model: nn.Module, tokens: torch.Tensor) -> Anatomy:
     logits_key = "logits" if "logits" in whole.outputs else next(iter(whole.outputs))
     head, lm_head, final, collapse = head_of(trace, whole, whole.outputs[logits_key], found[-1])
     end = trace.value[found[-1].leaves]
-    bridges = [bridge_of(trace, whole, a, b, layer) for layer, (a, b) in enumerate(pairwise(found))]
     no_final = Refusal("no norm stands between the last block and the head")
     return Anatomy(
         model=model,
@@ -115,7 +112,7 @@ def _read(trace: Trace, model: nn.Module, tokens: torch.Tensor) -> Anatomy:
         else output_tap(lm_head, next(iter(lm_head.outputs))),
         logits=Tap("", model, "output", logits_key),
         refused={},
-        bridges={bridge.layer: bridge for bridge in bridges if bridge is not None},
+        bridges=bridges_of(trace, whole, found),
     )
 
 
