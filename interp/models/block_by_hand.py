@@ -191,7 +191,7 @@ class Inside:
         width, d_head = projection.index.shape[1], self.trace.value[event.value].shape[-1]
         if width != d_head:
             raise UserError(
-                f"The anatomy says {heads} heads of {width} channels in {call.path}, and the mixed values have {d_head}."
+                f"The anatomy says {heads} heads of {width} channels in {call.path}; the mixed values have {d_head}."
             )
         shown = value_of(self.trace, [(call, projection.linear)], [], event.value, N_POS, read)
         agrees = isinstance(shown, Projection) and torch.equal(shown.index, projection.index)
