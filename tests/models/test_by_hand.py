@@ -319,7 +319,7 @@ def test_the_head_is_proven_with_its_scale_and_cap(llama: nn.Module) -> None:
         ({"attention": inside(n_kv_heads=3)}, "gives 20 channels, which 3 heads do not divide"),
         (
             {"attention": inside(n_kv_heads=4)},
-            "4 heads of 5 channels in .*v_proj, and the values that are mixed have 10",
+            "4 heads of 5 channels in .*v_proj; the mixed values have 10",
         ),
         ({"attention": inside(value=Slice("self_attn.v_proj", [0, 20]))}, "has channels 0 to 19, and the anatomy"),
         ({"mlp": Sublayer("mlp.up_proj")}, "takes or returns nothing shaped like the stream"),
