@@ -141,6 +141,10 @@ class Inside:
         event = event_of(trace, part, N_POS)
         if isinstance(event, Refusal):
             return event
+        if stated.n_heads != event.n_heads:
+            raise UserError(
+                f"The anatomy says {stated.n_heads} heads of {event.path}, and the pass shows {event.n_heads}."
+            )
         n_kv_heads = stated.n_kv_heads or stated.n_heads
         output, d_head = self.reading.linear(self.call(stated.output)), trace.value[event.value].shape[-1]
         gate, activation = Refusal("this attention has no gate", ("z",)), None
@@ -184,6 +188,11 @@ class Inside:
     def _mixed(self, stated: str | Slice, heads: int, event: Event, read: int) -> Projection:
         """Values, with the bounds that the pass shows them to be held between."""
         projection, call = self._heads(stated, heads, read)
+        width, d_head = projection.index.shape[1], self.trace.value[event.value].shape[-1]
+        if width != d_head:
+            raise UserError(
+                f"The anatomy says {heads} heads of {width} channels in {call.path}; the mixed values have {d_head}."
+            )
         shown = value_of(self.trace, [(call, projection.linear)], [], event.value, N_POS, read)
         agrees = isinstance(shown, Projection) and torch.equal(shown.index, projection.index)
         return shown if agrees and isinstance(shown, Projection) else projection
