@@ -7,8 +7,7 @@ every layer keeps all columns.
 from typing import Any
 
 from torch import Tensor
-from transformers import DynamicCache
-from transformers import cache_utils
+from transformers import DynamicCache, cache_utils
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
 
 DummyLayer: type[CacheLayerMixin] | None = getattr(cache_utils, "DummyLayer", None)

@@ -130,7 +130,7 @@ def test_trainers_and_tracer_take_the_directory(
     train_transcoders.run(
         train_transcoders.TrainTranscoders(
             model_path=str(folder),
-            dataset_name=TEXT,
+            dataset_name=str(TEXT),
             train_all=True,
             checkpoint_dir=out,
             expansion_factor=1,
@@ -146,5 +146,6 @@ def test_trainers_and_tracer_take_the_directory(
     graphs = tmp_path / "graphs"
     trace.run(trace.Trace(model_path=str(folder), transcoder_dir=out, prompt=PROMPT, output_dir=graphs, max_nodes=300))
     graph = AttributionGraph.load(graphs / "graph.json")
+    assert graph.certificate is not None
     assert graph.certificate.max_relative_error < 1e-4 and graph.certificate.rows > 300
     assert "Certificate" in capsys.readouterr().out
