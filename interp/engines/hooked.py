@@ -40,10 +40,11 @@ class HookedModel(LocalEngine):
         engine: str = "nnsight",
         tokenizer: Any = None,
         name: str = "",
+        fingerprint: str | None = None,
         prove: bool = True,
     ) -> None:
         module = module if device is None else module.to(device)
-        self.inner = wrap(module, tokenizer, engine=engine, name=name, prove=prove)
+        self.inner = wrap(module, tokenizer, engine=engine, name=name, fingerprint=fingerprint, prove=prove)
         super().__init__(self.inner.module, tokenizer, self.inner.anatomy, self.inner.model)
         self.name, self.packages = self.inner.name, self.inner.packages
 

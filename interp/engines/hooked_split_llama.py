@@ -95,9 +95,14 @@ class HookedSplitLlama(HookedModel):
         tokenizer: Any = None,
         prove: bool = True,
     ) -> None:
-        tokenizer = model.tokenizer() if tokenizer is None else tokenizer
         super().__init__(
-            model, device, engine=engine, tokenizer=tokenizer, name=model.source.folder.resolve().name, prove=prove
+            model,
+            device,
+            engine=engine,
+            tokenizer=model.tokenizer() if tokenizer is None else tokenizer,
+            name=model.source.folder.resolve().name,
+            fingerprint=model.fingerprint(),
+            prove=prove,
         )
 
     @cached_property

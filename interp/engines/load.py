@@ -4,6 +4,7 @@ import ctypes
 import gc
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from torch import nn
 from interp.engines.eager import EagerEngine
 from interp.engines.nnsight import COMPILED, NNsightEngine
 from interp.errors import UserError
+from interp.models.anatomy import Anatomy
+from interp.models.architectures import registered_for
 from interp.models.calling import vocabulary_of
 from interp.models.describe import describe
 from interp.models.parameters import refuse_shards
@@ -42,6 +45,7 @@ def load_model(
     offload_folder: str | Path | None = None,
     quantization: Any = None,
     compile: bool = False,
+    random_init: bool = False,
     prove: bool = True,
     report: Callable[[str], None] = tell,
 ) -> EagerEngine:
@@ -59,6 +63,11 @@ def load_model(
     that is quantised loads as it is; `quantization` packs one that is not: "bitsandbytes-4bit", "bitsandbytes-8bit",
     or a `quantization_config` of transformers.
 
+    A directory whose `config.json` names a registered class is read by it (`interp.models.register`), neither split nor
+    packed. Weights that no file holds are drawn from a fixed seed, so that two loads give one model, and that is said.
+    With `random_init` nothing is said, and a directory of transformers' own that holds a config and no weights, else
+    refused, is filled in the same way; weights that are there are loaded.
+
     The engine "nnsight" runs every pass in a trace of nnsight; it gives what "eager" ("auto") gives, bit for bit, and
     refuses the points that no module takes or gives. `model.nnsight` is the envoy to trace by hand, on either.
 
@@ -71,9 +80,10 @@ def load_model(
     _check_engine(engine)
     if compile and engine == "nnsight":
         raise UserError(COMPILED)
-    from interp.models.checkpoint import checkpoint_dtype, fingerprint, load_model_and_tokenizer
+    from interp.models.checkpoint import architecture_in, checkpoint_dtype, fingerprint, parts_of
     from interp.models.checkpoint import resolve as find
     from interp.models.device import choose, first_device
+    from interp.models.loading import load_model_and_tokenizer
     from interp.models.quantization import quantization_config
 
     if compile and (device_map is not None or quantization is not None):
@@ -83,12 +93,19 @@ def load_model(
     if device is not None and device_map is not None:
         raise UserError(f"Both device={device!r} and a device_map are given; leave out one of them.")
     placed = dict(device_map) if isinstance(device_map, Mapping) else device_map
-    checkpoint = find(model, report)
+    checkpoint = find(model, report, random_init=random_init)
     first = device if placed is None else first_device(placed)
     chosen_device, chosen_dtype = choose(first, dtype, checkpoint_dtype(checkpoint), report)
     packing = quantization_config(quantization, chosen_dtype)
     module, tokenizer = load_model_and_tokenizer(
-        checkpoint, chosen_device, chosen_dtype, placed, offload_folder, packing
+        checkpoint,
+        chosen_device,
+        chosen_dtype,
+        placed,
+        offload_folder,
+        packing,
+        random_init=random_init,
+        report=report,
     )
     print_of_it = fingerprint(checkpoint.path)
     loaded = wrap(module, tokenizer, name=checkpoint.name, fingerprint=print_of_it, prove=False)
@@ -96,7 +113,9 @@ def load_model(
         from interp.engines import doctor
         from interp.engines.proof_cache import key_of, proven
 
-        key = key_of(module, checkpoint.path, print_of_it)
+        architecture = architecture_in(checkpoint)
+        folders = [checkpoint.path, *parts_of(checkpoint.path, architecture)]
+        key = key_of(module, folders, print_of_it, architecture)
         doctor.refuse(loaded, proven(key, lambda: doctor.prove(loaded), report))
     loaded = _through(engine, loaded)
     if compile:
@@ -134,6 +153,7 @@ def wrap(
     fingerprint: str | None = None,
     d_vocab: int | None = None,
     n_ctx: int | None = None,
+    anatomy: Anatomy | None = None,
     prove: bool = True,
 ) -> EagerEngine:
     """An engine for a causal language model that is already in memory; nothing is kept about it.
@@ -143,8 +163,11 @@ def wrap(
     them, `d_vocab` is read from the table in which the ids are looked up, and the longest prompt is `n_ctx`. The engine
     is "eager" ("auto") or "nnsight", as `load_model` says.
 
-    Raises `UserError` for a module of which this process holds a shard alone, and `InterpError` where a pass shows no
-    trunk of blocks.
+    `anatomy` says by hand which module plays which role (`interp.models.by_hand` helps to write it); it is proven like
+    any other. Without it, a class that is registered with one has that, and any other module's is resolved from a run.
+
+    Raises `UserError` for a module of which this process holds a shard alone, or an anatomy of another module, and
+    `InterpError` where a pass shows no trunk of blocks.
     """
     from interp.models.checkpoint import fingerprint as fingerprint_of
 
@@ -153,7 +176,7 @@ def wrap(
     refuse_shards(module)
     module.eval()
     d_vocab = vocabulary_of(module, N_POS) if d_vocab is None else d_vocab
-    anatomy = resolve(module, d_vocab)
+    anatomy = _anatomy(module, d_vocab, anatomy)
     info = describe(
         module,
         anatomy,
@@ -168,3 +191,18 @@ def wrap(
 
         refuse_unproven(loaded)
     return _through(engine, loaded)
+
+
+def _anatomy(module: nn.Module, d_vocab: int, by_hand: Anatomy | None) -> Anatomy:
+    """The hand-written one, with a list of refusals that is this engine's own; else the resolved one."""
+    architecture = registered_for(module)
+    if by_hand is None and architecture is not None and architecture.anatomy is not None:
+        by_hand = architecture.anatomy(module)
+    if by_hand is None:
+        return resolve(module, d_vocab)
+    if by_hand.model is not module:
+        raise UserError(
+            f"This anatomy was written for another module than this {type(module).__name__}: write it for the one that "
+            "is wrapped."
+        )
+    return replace(by_hand, refused=dict(by_hand.refused))

@@ -9,9 +9,10 @@ import hashlib
 import importlib.metadata
 import inspect
 import json
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import nn
 
 from interp.errors import UserError
 from interp.files import atomic_path, cache_dir
+from interp.models.architectures import Architecture
 from interp.models.parameters import device_of, devices_of, dtype_of
 from interp.models.proofs import Claim
 
@@ -27,12 +29,22 @@ ROOMS = ("points", "models", "engines")
 """What claims depend on of our own code."""
 
 
-def key_of(module: nn.Module, folder: Path, fingerprint: str) -> dict[str, str]:
-    """Everything that the claims about a loaded checkpoint depend on, in words."""
+def key_of(
+    module: nn.Module, folders: Sequence[Path], fingerprint: str, architecture: Architecture | None = None
+) -> dict[str, str]:
+    """Everything that the claims about a loaded checkpoint depend on, in words.
+
+    `folders`: its own, then those of its parts. Of a custom architecture, the code that loads it and that writes its
+    Anatomy counts as the model's.
+    """
     files = hashlib.sha256()
-    for path in sorted(p for p in folder.iterdir() if p.is_file()):
-        state = path.stat()
-        files.update(f"{path.name} {state.st_size} {state.st_mtime_ns}\n".encode())
+    for number, folder in enumerate(folders):
+        for path in sorted(p for p in folder.iterdir() if p.is_file()):
+            state = path.stat()
+            files.update(f"{number} {path.name} {state.st_size} {state.st_mtime_ns}\n".encode())
+    written: list[Any] = [type(module)]
+    if architecture is not None:
+        written += [architecture.kind, architecture.load, architecture.parts, architecture.anatomy]
     return {
         "fingerprint": fingerprint,
         "files": files.hexdigest(),
@@ -42,7 +54,7 @@ def key_of(module: nn.Module, folder: Path, fingerprint: str) -> dict[str, str]:
         "quantization": _quantization(module),
         "precision": torch.get_float32_matmul_precision(),
         "attention": str(getattr(getattr(module, "config", None), "_attn_implementation", None)),
-        "model_code": hashlib.sha256(Path(inspect.getfile(type(module))).read_bytes()).hexdigest(),
+        "model_code": hashlib.sha256(b"".join(_source(code) for code in written if code is not None)).hexdigest(),
         "our_code": _our_code(),
         **{name: importlib.metadata.version(name) for name in ("torch", "transformers", "interp")},
     }
@@ -64,6 +76,15 @@ def proven(key: dict[str, str], prove: Callable[[], list[Claim]], report: Callab
     except (UserError, OSError) as error:
         report(f"The proofs of this model are not kept, and the next load proves again: {error}")
     return claims
+
+
+def _source(code: Any) -> bytes:
+    """The file that a class or function is written in; where there is none, as in a notebook, nothing is kept."""
+    code = code.func if isinstance(code, partial) else code
+    try:
+        return Path(inspect.getfile(inspect.unwrap(code))).read_bytes()
+    except (TypeError, OSError):
+        return uuid.uuid4().bytes
 
 
 def _name(key: dict[str, str]) -> str:

@@ -1,6 +1,7 @@
 """What stands between two places of a recorded trunk: linear maps, norms, factors and activations, read backwards."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from torch import Tensor
@@ -56,7 +57,13 @@ def _activated(trace: Trace, node: int) -> Back | None:
     return None
 
 
-def bridge_of(trace: Trace, whole: Call, before: Stage, after: Stage, layer: int) -> Bridge | None:
+def bridges_of(trace: Trace, whole: Call, stages: Sequence[Stage]) -> dict[int, Bridge]:
+    """The adapters of a trunk, by the layer before each."""
+    found = [_bridge(trace, whole, before, after, layer) for layer, (before, after) in enumerate(pairwise(stages))]
+    return {bridge.layer: bridge for bridge in found if bridge is not None}
+
+
+def _bridge(trace: Trace, whole: Call, before: Stage, after: Stage, layer: int) -> Bridge | None:
     """What makes the stream that leaves `before`, of `layer`, into that which enters `after`; None if they are one."""
     entered, left = trace.root(after.enters), trace.root(before.leaves)
     if entered == left:

@@ -94,7 +94,7 @@ def stages(trace: Trace, model: nn.Module) -> list[Stage]:
         calls = [trace.calls_of(f"{path}.{name}") for name, _ in module.named_children()]
         if not calls or any(len(found) != 1 for found in calls):
             continue
-        members = [_stage(trace, found[0], len(groups)) for found in calls]
+        members = [stage_of(trace, found[0], len(groups)) for found in calls]
         if any(member is None for member in members):
             continue
         stream = [member for member in members if member is not None]
@@ -105,7 +105,7 @@ def stages(trace: Trace, model: nn.Module) -> list[Stage]:
     return sorted((stage for group in groups for stage in group), key=lambda stage: stage.call.order)
 
 
-def _stage(trace: Trace, call: Call, group: int) -> Stage | None:
+def stage_of(trace: Trace, call: Call, group: int) -> Stage | None:
     """The pair of an input and an output that the stream connects; else the first pair of equal shape."""
     fallback = None
     for input_key, entered in call.inputs.items():

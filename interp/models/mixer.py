@@ -21,7 +21,7 @@ Linears = list[tuple[Call, Linear]]
 Norms = list[tuple[Call, Norm]]
 
 
-class _Event(NamedTuple):
+class Event(NamedTuple):
     """Where the scores become the mixed values: nodes of the trace."""
 
     module: nn.Module
@@ -38,33 +38,30 @@ class _Event(NamedTuple):
 def mixer_of(trace: Trace, part: Part, n_pos: int) -> Mixer | Refusal:
     """The inside of softmax attention, from what its attention function received or its own softmax gave."""
     inside = trace.inside(part.core)
-    event = _registered(trace, inside) or _own_softmax(trace, part)
-    if event is None:
-        return Refusal("this token mixer computes no attention matrix that is seen", ("attn_in", "attn_out"))
-    if event.key is not None and event.side == "attention" and trace.value[event.key].shape[2] != n_pos:
-        return Refusal("this attention has keys that belong to no one position", ("attn_in", "attn_out"))
+    event = event_of(trace, part, n_pos)
+    if isinstance(event, Refusal):
+        return event
     linears = [(c, found) for c in inside if (found := linear_of(trace, c)) is not None]
     norms = [(c, found) for c in inside if (found := norm_of(trace, c)) is not None]
     value = trace.value[event.value]
     read = trace.root(part.read_node)
-    projected = _value(trace, linears, norms, event.value, n_pos, read)
+    projected = value_of(trace, linears, norms, event.value, n_pos, read)
     output = next((found for call, found in linears if _returns(trace, call, part.raw_node)), None)
-    width = 0 if event.query is None else trace.value[event.query].shape[-1]
+    width = query_width(trace, event)
     n_kv_heads = _kv_heads(trace, event, projected)
-    held = n_kv_heads if event.key is None else trace.value[event.key].numel() // (n_pos * width)
-    gate, activation = _gate(trace, linears, output, event, n_pos, read)
+    gate, activation = gate_of(trace, linears, output, event, n_pos, read)
     return Mixer(
         module=event.module,
         path=event.path,
-        query=_before_rotation(trace, linears, event.query, n_pos, width, read),
-        key=_before_rotation(trace, linears, event.key, n_pos, width, read),
+        query=before_rotation(trace, linears, event.query, n_pos, width, read),
+        key=before_rotation(trace, linears, event.key, n_pos, width, read),
         value=projected,
-        z=_z(trace, output, event, value.shape[-1]),
+        z=z_of(trace, output, event, value.shape[-1]),
         output=output or Refusal("the attention's output is not that of a linear map", ("attn_out",)),
-        **_head_norms(trace, norms, event, n_pos),  # type: ignore[arg-type]
+        **head_norms(trace, norms, event, n_pos),  # type: ignore[arg-type]
         n_heads=event.n_heads,
         n_kv_heads=n_kv_heads,
-        key_repeats=max(1, held // n_kv_heads),
+        key_repeats=key_repeats(trace, event, n_kv_heads, n_pos),
         d_head=value.shape[-1],
         side=event.side,
         gate=gate,
@@ -73,7 +70,29 @@ def mixer_of(trace: Trace, part: Part, n_pos: int) -> Mixer | Refusal:
     )
 
 
-def _kv_heads(trace: Trace, event: _Event, value: Projection | Refusal) -> int:
+def event_of(trace: Trace, part: Part, n_pos: int) -> Event | Refusal:
+    """Where the sublayer computes its attention matrix."""
+    event = _registered(trace, trace.inside(part.core)) or _own_softmax(trace, part)
+    if event is None:
+        return Refusal("this token mixer computes no attention matrix that is seen", ("attn_in", "attn_out"))
+    if event.key is not None and event.side == "attention" and trace.value[event.key].shape[2] != n_pos:
+        return Refusal("this attention has keys that belong to no one position", ("attn_in", "attn_out"))
+    return event
+
+
+def query_width(trace: Trace, event: Event) -> int:
+    """Channels per head of queries and keys; 0 where nothing shows them."""
+    return 0 if event.query is None else trace.value[event.query].shape[-1]
+
+
+def key_repeats(trace: Trace, event: Event, n_kv_heads: int, n_pos: int) -> int:
+    """How often each key head stands in what the product with the queries is given."""
+    if event.key is None:
+        return 1
+    return max(1, trace.value[event.key].numel() // (n_pos * query_width(trace, event)) // n_kv_heads)
+
+
+def _kv_heads(trace: Trace, event: Event, value: Projection | Refusal) -> int:
     """Heads of keys and values: those of the value's projection, else as many as the attention function was given."""
     if isinstance(value, Projection):
         return len(value.index)
@@ -81,7 +100,7 @@ def _kv_heads(trace: Trace, event: _Event, value: Projection | Refusal) -> int:
     return held[1] if len(held) == 4 else event.n_heads
 
 
-def _registered(trace: Trace, inside: list[Call]) -> _Event | None:
+def _registered(trace: Trace, inside: list[Call]) -> Event | None:
     """The one call of the observed attention function."""
     events = [c for c in inside if c.path.endswith("@attention")]
     if len(events) != 1:
@@ -91,10 +110,10 @@ def _registered(trace: Trace, inside: list[Call]) -> _Event | None:
     heads = trace.value[query].shape[1]
     path, output = event.path.removesuffix("@attention").rstrip("."), event.outputs["output"]
     constants = {name: event.kwargs[name] for name in ("scaling", "softcap", "sink")}
-    return _Event(event.module, path, "attention", query, key, value, output, heads, constants)
+    return Event(event.module, path, "attention", query, key, value, output, heads, constants)
 
 
-def _own_softmax(trace: Trace, part: Part) -> _Event | None:
+def _own_softmax(trace: Trace, part: Part) -> Event | None:
     """The one softmax over [batch, heads, query, key] in the sublayer, and the product that mixes values with it."""
     behind = trace.ancestors(part.raw_node, since=part.read_node)
     found = [op for op in trace.ops if op.name == "_softmax" and op.outputs[0] in behind]
@@ -116,7 +135,7 @@ def _own_softmax(trace: Trace, part: Part) -> _Event | None:
     if product is not None:
         query, key = product.factors
         constants = {"scaling": product.scale, "biased": product.biased}
-    return _Event(module, part.core.path, "softmax", query, key, value, output, shapes[0][1], constants)
+    return Event(module, part.core.path, "softmax", query, key, value, output, shapes[0][1], constants)
 
 
 def _unrepeated(trace: Trace, node: int) -> int:
@@ -162,13 +181,13 @@ def _returns(trace: Trace, call: Call, node: int) -> bool:
     return any(trace.root(value) == trace.root(node) for value in call.outputs.values())
 
 
-def _value(trace: Trace, linears: Linears, norms: Norms, node: int, n_pos: int, read: int) -> Projection | Refusal:
+def value_of(trace: Trace, linears: Linears, norms: Norms, node: int, n_pos: int, read: int) -> Projection | Refusal:
     """The value, whose way from its projection is made of views, a clamp or a norm; repeated heads count once."""
     d_head = trace.value[node].shape[-1]
     for call, found in reversed(linears):
         index = channels(trace, call, node, n_pos)
         if index is not None:
-            projection = _projection(trace, call, found, _without_repeats(index.reshape(-1, d_head)), read)
+            projection = projection_of(trace, call, found, _without_repeats(index.reshape(-1, d_head)), read)
             bounds = clip(trace, call, node)
             return projection if bounds is None else replace(projection, tap=projection.tap.then(bounds), clip=bounds)
     for call, norm in reversed(norms):
@@ -179,7 +198,7 @@ def _value(trace: Trace, linears: Linears, norms: Norms, node: int, n_pos: int, 
         for own, found in reversed(linears):
             index = channels(trace, own, _only(call.inputs), n_pos)
             if index is not None:
-                projection = _projection(trace, own, found, index.reshape(-1, d_head), read)
+                projection = projection_of(trace, own, found, index.reshape(-1, d_head), read)
                 return replace(projection, tap=tap, norm=norm)
     return Refusal("the value is no slice of a projection's output", ("z", "attn_out"))
 
@@ -188,7 +207,7 @@ def _only(nodes: dict[Key, int]) -> int:
     return next(iter(nodes.values()))
 
 
-def _before_rotation(
+def before_rotation(
     trace: Trace, linears: Linears, node: int | None, n_pos: int, d_head: int, read: int
 ) -> Projection | Refusal:
     """The projection behind a rotated or normed query or key, by heads as the attention function holds them."""
@@ -207,12 +226,13 @@ def _before_rotation(
             if trace.value[candidate].numel() == trace.value[node].numel() and by_head:
                 index = channels(trace, call, candidate, n_pos)
                 if index is not None:
-                    return _projection(trace, call, found, _without_repeats(index.reshape(heads, d_head)), read)
+                    return projection_of(trace, call, found, _without_repeats(index.reshape(heads, d_head)), read)
         break
     return Refusal("no projection's output is this tensor before rotation", ("attn_in", "query_rot", "key_rot"))
 
 
-def _projection(trace: Trace, call: Call, found: Linear, index: Tensor, read: int) -> Projection:
+def projection_of(trace: Trace, call: Call, found: Linear, index: Tensor, read: int) -> Projection:
+    """Channels `index` ([heads, d_head]) of a linear map; `read` is the node that the attention receives."""
     of_input = trace.root(next(iter(call.inputs.values()))) == read
     return Projection(channel_tap(trace, call, index), found, index, of_input)
 
@@ -223,7 +243,8 @@ def _without_repeats(index: Tensor) -> Tensor:
     return index[keep]
 
 
-def _z(trace: Trace, output: Linear | None, event: _Event, d_head: int) -> Tap | Refusal:
+def z_of(trace: Trace, output: Linear | None, event: Event, d_head: int) -> Tap | Refusal:
+    """The mixed values, where the output projection reads them."""
     call = None if output is None else trace.calls_of(output.path)[0]
     if call is None:
         return Refusal("the attention's output is not that of a linear map", ("attn_out",))
@@ -236,8 +257,8 @@ def _z(trace: Trace, output: Linear | None, event: _Event, d_head: int) -> Tap |
     return input_tap(call, key).then(Channels(torch.arange(width).view(event.n_heads, d_head)))
 
 
-def _gate(
-    trace: Trace, linears: Linears, output: Linear | None, event: _Event, n_pos: int, read: int
+def gate_of(
+    trace: Trace, linears: Linears, output: Linear | None, event: Event, n_pos: int, read: int
 ) -> tuple[Projection | Refusal, Callable[[Tensor], Tensor] | None]:
     """What multiplies the mixed values before the output projection, and the function of it that does."""
     absent = Refusal("this attention has no gate", ("z",))
@@ -255,12 +276,13 @@ def _gate(
         found = next(linear for own, linear in linears if own is call)
         width = trace.value[event.value].shape[-1]
         if index.numel() == event.n_heads * width:
-            projection = _projection(trace, call, found, index.reshape(event.n_heads, width), read)
+            projection = projection_of(trace, call, found, index.reshape(event.n_heads, width), read)
             return projection, activation_of(trace, node, gate)
     return absent, None
 
 
-def _head_norms(trace: Trace, norms: Norms, event: _Event, n_pos: int) -> dict[str, object]:
+def head_norms(trace: Trace, norms: Norms, event: Event, n_pos: int) -> dict[str, object]:
+    """By field of `Mixer`: the norms on queries and keys, and where they are."""
     found: dict[str, object] = {}
     for which, name, node in (("q", "query", event.query), ("k", "key", event.key)):
         absent = Refusal(f"this attention has no norm on its {name}", (name,))

@@ -1,6 +1,6 @@
 """The inside of a dense MLP: its projections, its activation function, and which channels of them are which neuron."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
@@ -109,17 +109,20 @@ def _same(branch: tuple[Call, Tensor], pre: tuple[Call, Tensor, int]) -> bool:
 
 def activation_of(trace: Trace, pre: int, gate: int) -> Callable[[Tensor], Tensor] | None:
     """The function from the activation's argument to its value, checked on the recorded tensors."""
-    x, y = trace.value[pre], trace.value[gate]
     of_pre = [c for c in trace.returned_by(gate) if [trace.root(n) for n in c.inputs.values()] == [trace.root(pre)]]
-    modules = [c.module for c in of_pre]
+    return function_of(trace.value[pre], trace.value[gate], None, [c.module for c in of_pre])
+
+
+def function_of(
+    x: Tensor, y: Tensor, factor: Tensor | None, modules: Sequence[nn.Module]
+) -> Callable[[Tensor], Tensor] | None:
+    """The one of `modules` and of the known activations whose value at x, times the factor, is y."""
     tolerance = 16 * torch.finfo(y.dtype).eps * y.abs().amax()
     with torch.no_grad():
-        for function in (*cast(list[Callable[[Tensor], Tensor]], modules), *ACTIVATIONS):
+        for function in (*cast(Sequence[Callable[[Tensor], Tensor]], modules), *ACTIVATIONS):
             result = function(x)
-            if (
-                isinstance(result, Tensor)
-                and result.shape == x.shape
-                and (result.reshape(y.shape) - y).abs().amax() <= tolerance
-            ):
-                return function
+            if isinstance(result, Tensor) and result.shape == x.shape:
+                result = result if factor is None else result * factor
+                if (result.reshape(y.shape) - y).abs().amax() <= tolerance:
+                    return function
     return None

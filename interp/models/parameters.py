@@ -6,6 +6,7 @@ empty tensors on the device `meta`. Whatever reads a weight outside a forward as
 
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -85,6 +86,14 @@ def devices_of(model: nn.Module) -> dict[str, str]:
     given: Any = getattr(model, "hf_device_map", None) or {}
     placed = {str(path): "disk" if place == "disk" else str(_device(place)) for path, place in given.items()}
     return {} if {str(device_of(model))}.issuperset(placed.values()) else placed
+
+
+@contextmanager
+def seeded() -> Iterator[None]:
+    """Inside, what is drawn on the CPU is the same every time; outside, nothing is changed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
 
 
 def refuse_shards(model: nn.Module) -> None:

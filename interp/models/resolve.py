@@ -1,7 +1,5 @@
 """From a live model to its Anatomy: one recorded pass over a few random tokens, read backwards from the logits."""
 
-from itertools import pairwise
-
 import torch
 from torch import nn
 
@@ -21,7 +19,7 @@ from interp.models.anatomy import (
     scaled,
 )
 from interp.models.attention import AttentionCall, observed
-from interp.models.between import bridge_of
+from interp.models.between import bridges_of
 from interp.models.calling import calling_of
 from interp.models.float64 import numerics
 from interp.models.flow import Remixing, Renorming, Stage, Weighing, norm_behind, sources, stages
@@ -37,6 +35,8 @@ from interp.models.sublayers import Part, input_tap, output_tap, parts_of
 
 N_POS = 11
 """Length of the probe: unlike any head count or head width, so that the position axis shows itself."""
+NO_ATTN = Refusal("this block has no token mixer", ("mlp_in", "mlp_out"))
+NO_MLP = Refusal("this block has no MLP", ("attn_in", "attn_out"))
 
 
 def resolve(model: nn.Module, d_vocab: int) -> Anatomy:
@@ -47,7 +47,7 @@ def resolve(model: nn.Module, d_vocab: int) -> Anatomy:
     trace, tokens = probe_pass(model, d_vocab)
     with numerics(dtype_of(model)):
         anatomy = _read(trace, model, tokens)
-    _refuse_repeated(trace, anatomy)
+    refuse_repeated(trace, anatomy)
     return anatomy
 
 
@@ -69,7 +69,7 @@ def probe_pass(model: nn.Module, d_vocab: int) -> tuple[Trace, torch.Tensor]:
     return trace, tokens
 
 
-def _refuse_repeated(trace: Trace, anatomy: Anatomy) -> None:
+def refuse_repeated(trace: Trace, anatomy: Anatomy) -> None:
     """A module that runs several times in a pass shows several tensors (Llama 4 norms queries and keys with one)."""
     for address in needed(anatomy):
         tap = anatomy.tap(address)
@@ -91,17 +91,16 @@ def _read(trace: Trace, model: nn.Module, tokens: torch.Tensor) -> Anatomy:
     logits_key = "logits" if "logits" in whole.outputs else next(iter(whole.outputs))
     head, lm_head, final, collapse = head_of(trace, whole, whole.outputs[logits_key], found[-1])
     end = trace.value[found[-1].leaves]
-    bridges = [bridge_of(trace, whole, a, b, layer) for layer, (a, b) in enumerate(pairwise(found))]
     no_final = Refusal("no norm stands between the last block and the head")
     return Anatomy(
         model=model,
         embeddings=output_tap(embed, next(iter(embed.outputs))),
-        start=_start(trace, whole, embed, found[0]),
-        blocks=tuple(_block(trace, stage) for stage in found),
+        start=start_of(trace, whole, embed, found[0]),
+        blocks=tuple(block_of(trace, stage) for stage in found),
         d_model=end.shape[-1],
         n_streams=end.shape[2] if end.ndim == 4 else 1,
         collapse=None if collapse is None else output_tap(collapse, next(iter(collapse.outputs))),
-        trunk=_trunk(trace, tokens, lm_head, final, found),
+        trunk=trunk_of(trace, tokens, lm_head, final, found),
         final_norm=(None if final is None else norm_of(trace, final)) or no_final,
         final_norm_input=no_final if final is None else input_tap(final, next(iter(final.inputs))),
         final_norm_output=output_tap(final, next(iter(final.outputs)))
@@ -113,11 +112,11 @@ def _read(trace: Trace, model: nn.Module, tokens: torch.Tensor) -> Anatomy:
         else output_tap(lm_head, next(iter(lm_head.outputs))),
         logits=Tap("", model, "output", logits_key),
         refused={},
-        bridges={bridge.layer: bridge for bridge in bridges if bridge is not None},
+        bridges=bridges_of(trace, whole, found),
     )
 
 
-def _trunk(trace: Trace, tokens: torch.Tensor, lm_head: Call | None, final: Call | None, found: list[Stage]) -> str:
+def trunk_of(trace: Trace, tokens: torch.Tensor, lm_head: Call | None, final: Call | None, found: list[Stage]) -> str:
     """Path of the innermost module from token ids to what goes to the head; empty if there is none but the whole."""
     ids = trace.root(trace.node(tokens))
     ends = [next(iter(lm_head.inputs.values()))] if lm_head is not None else []
@@ -150,7 +149,7 @@ def _embedding(trace: Trace, tokens: torch.Tensor, first: Stage) -> Call:
     return found[-1]
 
 
-def _start(trace: Trace, whole: Call, embed: Call, first: Stage) -> Start | Refusal:
+def start_of(trace: Trace, whole: Call, embed: Call, first: Stage) -> Start | Refusal:
     """The stream's first value as a sum of module outputs, normed or not; several streams all begin with it."""
     unknown = Refusal("what enters the first block is not a sum of embeddings")
     before = first.enters
@@ -177,7 +176,8 @@ def _start(trace: Trace, whole: Call, embed: Call, first: Stage) -> Start | Refu
     return Start(tuple(terms), None if norm is None else norm_of(trace, norm))
 
 
-def _block(trace: Trace, stage: Stage) -> Block:
+def block_of(trace: Trace, stage: Stage) -> Block:
+    """Everything that the pass shows of one block."""
     parts = parts_of(trace, stage)
     if isinstance(parts, Refusal):
         return _unread(stage, parts)
@@ -188,25 +188,23 @@ def _block(trace: Trace, stage: Stage) -> Block:
     if len(extras) > 1:
         many = Refusal("this block adds more to the stream than attention, MLP and one further term", ("resid_post",))
         return _unread(stage, many)
-    no_attn = Refusal("this block has no token mixer", ("mlp_in", "mlp_out"))
-    no_mlp = Refusal("this block has no MLP", ("attn_in", "attn_out"))
     parallel = attn is not None and mlp is not None and mlp.sublayer.reads == attn.sublayer.reads
-    mid = _mid(attn, mlp, parallel)
+    mid = mid_of(attn, mlp, parallel)
     return Block(
         stage.call.path,
         stage.call.module,
         stage.group,
         input_tap(stage.call, stage.input_key),
         output_tap(stage.call, stage.output_key),
-        attn.sublayer if attn else no_attn,
-        mlp.sublayer if mlp else no_mlp,
+        attn.sublayer if attn else NO_ATTN,
+        mlp.sublayer if mlp else NO_MLP,
         mid,
-        mixer_of(trace, attn, N_POS) if attn else no_attn,
-        neurons_of(trace, mlp, N_POS) if mlp else no_mlp,
+        mixer_of(trace, attn, N_POS) if attn else NO_ATTN,
+        neurons_of(trace, mlp, N_POS) if mlp else NO_MLP,
         parallel,
         steps=_steps(trace, stage, {id(attn): "attn_out_post", id(mlp): "mlp_out_post"}, parts),
         steps_to_mid=0 if isinstance(mid, Refusal) or mlp is None else mlp.sublayer.reads,
-        routing=routing_of(trace, mlp, N_POS) if mlp else no_mlp,
+        routing=routing_of(trace, mlp, N_POS) if mlp else NO_MLP,
         **({"extra": extras[0].sublayer.contribution} if extras else {}),
     )
 
@@ -242,7 +240,8 @@ def _steps(trace: Trace, stage: Stage, names: dict[int, str], parts: list[Part])
     return tuple(steps)
 
 
-def _mid(attn: Part | None, mlp: Part | None, parallel: bool) -> Tap | Refusal:
+def mid_of(attn: Part | None, mlp: Part | None, parallel: bool) -> Tap | Refusal:
+    """Where the stream between attention and MLP is read."""
     if attn is None or mlp is None:
         return Refusal("this block has one sublayer, so nothing lies between", ("resid_pre", "resid_post"))
     if parallel:

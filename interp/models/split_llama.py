@@ -24,8 +24,9 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from interp.errors import UserError
 from interp.files import atomic_dir, atomic_path
-from interp.models.architectures import REGISTERED, Architecture, Config, Report
-from interp.models.checkpoint import load_tokenizer
+from interp.models.architectures import Architecture, Config, Report, register_architecture
+from interp.models.checkpoint import fingerprint
+from interp.models.loading import load_tokenizer
 from interp.models.parameters import dtype_of
 from interp.models.split_llama_files import (
     ADAPTER_FILE,
@@ -35,6 +36,7 @@ from interp.models.split_llama_files import (
     folder_of,
     halves_of,
     has_tokenizer,
+    invalid,
     read_adapter,
     read_weights,
     write_checkpoint,
@@ -87,7 +89,13 @@ class SplitLlama(nn.Module):
         first, last = halves_of(config, report)
         if dtype is None:
             dtype = first.config.dtype if isinstance(first.config.dtype, torch.dtype) else torch.float32
-        say: Report = (lambda line: None) if config.random_init else report
+        random: list[str] = []
+
+        def say(line: str) -> None:
+            random.append(line)
+            if not config.random_init:
+                report(line)
+
         n_first, n_last = config.num_layers_8, config.num_layers_70
         early = _filled(first, FIRST, dtype, f"the embedding and the first {n_first} layers", say)
         adapter = _adapter(config, early.config.hidden_size, last.config.hidden_size).to(dtype)
@@ -113,6 +121,7 @@ class SplitLlama(nn.Module):
         self.generation_config = _generation_config(first.folder, early.config)
         self.source, self.first_folder = config, first.folder
         self.eval()
+        self._as_loaded = "" if random else fingerprint(self)
 
     def forward(
         self,
@@ -144,9 +153,10 @@ class SplitLlama(nn.Module):
         x = self._through(self.layers_last, self.rotary_last, self.adapter(x), masks[1], position_ids, cache)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(self.norm(x)[:, kept])
-        output = CausalLMOutputWithPast(logits=logits, **{CACHE: cache})
-        if CACHE != "cache":  # found by either name, as is taken
-            cast(Any, output).cache = cache
+        named: dict[str, Any] = {CACHE: cache}
+        output = CausalLMOutputWithPast(logits=logits, **named)
+        if cache is not None and CACHE != "cache":  # found by either name, as it is taken by either
+            output["cache"] = cache
         return output
 
     def _through(
@@ -163,6 +173,10 @@ class SplitLlama(nn.Module):
         for layer in layers:
             x = layer(x, **given)
         return x
+
+    def fingerprint(self) -> str | None:
+        """Of the directory, as `load_model` has it; None where these are not its weights: random, or changed since."""
+        return fingerprint(self.source.folder) if self._as_loaded == fingerprint(self) else None
 
     def get_input_embeddings(self) -> nn.Module:
         """The token embedding, of the first model."""
@@ -212,7 +226,7 @@ class SplitLlama(nn.Module):
             for name, half, modules in (("first", self.config.first, FIRST), ("last", self.config.last, LAST)):
                 half.dtype = dtype_of(self)
                 write_checkpoint(work / name, half, _named(self, modules))
-            self.generation_config.save_pretrained(work / "first")
+            self.generation_config.to_json_file(work / "first" / "generation_config.json")
             copy_tokenizer(self._tokenizer_folder(), work / "first")
             self.save_adapter(work)
 
@@ -228,8 +242,12 @@ def _named(model: nn.Module, modules: dict[str, str]) -> dict[str, Tensor]:
 
 def _filled(half: Half, modules: dict[str, str], dtype: torch.dtype, what: str, say: Report) -> LlamaForCausalLM:
     """A Llama as deep as the half, in which only the modules that are named hold weights."""
-    with torch.device("meta"):
-        llama = LlamaForCausalLM(half.config).to(dtype)
+    try:
+        with torch.device("meta"):
+            llama = LlamaForCausalLM(half.config)
+    except (ValueError, KeyError, TypeError) as error:
+        raise invalid(half.folder, error) from None
+    nn.Module.to(llama, dtype)
     stored = read_weights(half, _named(llama, {path: path for path in modules}))
     if stored is None:
         say(f"{half.folder} ({half.key}) holds no weights: {what} are initialised randomly.")
@@ -250,6 +268,7 @@ def _adapter(config: SplitLlamaConfig, d_first: int, d_last: int) -> nn.Module:
 
 
 def _config_of(config: SplitLlamaConfig, first: LlamaConfig, last: LlamaConfig, dtype: torch.dtype) -> HalvesConfig:
+    attention: Any = {"attn_implementation": first._attn_implementation}
     return HalvesConfig(
         first=first,
         last=last,
@@ -261,7 +280,7 @@ def _config_of(config: SplitLlamaConfig, first: LlamaConfig, last: LlamaConfig, 
         eos_token_id=first.eos_token_id,
         pad_token_id=first.pad_token_id,
         dtype=dtype,
-        attn_implementation=first._attn_implementation,
+        **attention,
     )
 
 
@@ -280,6 +299,6 @@ def _parts(folder: Path, config: Config) -> list[Path]:
     return [folder_of(own, key, LOGGER.info) for key in ("path8b", "path70b")]
 
 
-REGISTERED[NAME] = Architecture(
-    NAME, SplitLlama, _load, None, _parts, lambda config: {"path8b", "path70b"} <= set(config)
+register_architecture(
+    Architecture(NAME, SplitLlama, _load, None, _parts, lambda config: {"path8b", "path70b"} <= set(config))
 )

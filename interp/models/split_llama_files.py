@@ -16,7 +16,8 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from interp.errors import UserError
-from interp.models.checkpoint import TOKENIZER_FILES, first_line, read_config, resolve
+from interp.models.checkpoint import first_line, read_config, resolve
+from interp.models.loading import TOKENIZER_FILES
 
 ADAPTER_FILE = "adapter.safetensors"
 LAYERS_OF = {"path8b": "num_layers_8", "path70b": "num_layers_70"}
@@ -109,7 +110,7 @@ def folder_of(config: SplitLlamaConfig, key: str, report: Callable[[str], None])
     Raises `UserError` where there is none.
     """
     stated = str(getattr(config, key))
-    beside = config.folder / Path(stated).expanduser()
+    beside = (config.folder / Path(stated).expanduser()).resolve()
     if beside.is_dir():
         if not (beside / "config.json").is_file():
             raise UserError(f"{config.file}: {key} is {stated!r}, but the directory {beside} holds no config.json.")
@@ -148,8 +149,8 @@ def _half(config: SplitLlamaConfig, key: str, report: Callable[[str], None]) -> 
         raise UserError(f"{config.file}: {key} is {folder}, whose weights are quantised; give one that is not.")
     try:
         llama = LlamaConfig.from_pretrained(folder)
-    except (ValueError, TypeError, KeyError, OSError, ZeroDivisionError, StrictDataclassError) as error:
-        raise UserError(f"{folder / 'config.json'} is no valid Llama config: {first_line(error)}.") from None
+    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, OSError, StrictDataclassError) as error:
+        raise invalid(folder, error) from None
     asked, there = getattr(config, LAYERS_OF[key]), llama.num_hidden_layers
     if asked < 1:
         raise UserError(f"{config.file}: {LAYERS_OF[key]} is {asked}; at least 1 layer of each model is needed.")
@@ -158,6 +159,11 @@ def _half(config: SplitLlamaConfig, key: str, report: Callable[[str], None]) -> 
     tied = bool(llama.tie_word_embeddings)
     llama.num_hidden_layers, llama.tie_word_embeddings = asked, False
     return Half(key, folder, llama, there - asked if key == "path70b" else 0, tied)
+
+
+def invalid(folder: Path, error: Exception) -> UserError:
+    """That transformers does not take the folder's `config.json`, and why."""
+    return UserError(f"{folder / 'config.json'} is no valid Llama config: {first_line(error)}.")
 
 
 def read_weights(half: Half, needed: Mapping[str, Tensor]) -> dict[str, Tensor] | None:

@@ -108,7 +108,7 @@ def _part(
             return None
     sublayer = Sublayer(
         path=core.path,
-        read=Refusal(entry.unknown) if entry.mixed else _read(trace, entry),
+        read=Refusal(entry.unknown) if entry.mixed else read_tap(trace, entry.call, entry.key),
         raw=output_tap(raw_call, raw_key),
         contribution=scaled(output_tap(source.call, source.key), source.factor),
         pre_norm=None if entry.mixed else entry.norm,
@@ -127,10 +127,10 @@ def _part(
     return Part(sublayer, core, entry.call, entry.call.inputs[entry.key], raw_node, addition, mixes, attends)
 
 
-def _read(trace: Trace, entry: _Entry) -> Tap:
+def read_tap(trace: Trace, call: Call, key: Key) -> Tap:
     """What the sublayer receives; not open to edits where it comes as several arguments, as query, key and value."""
-    tap, node = input_tap(entry.call, entry.key), trace.root(entry.call.inputs[entry.key])
-    several = sum(trace.root(other) == node for other in entry.call.inputs.values()) > 1
+    tap, node = input_tap(call, key), trace.root(call.inputs[key])
+    several = sum(trace.root(other) == node for other in call.inputs.values()) > 1
     return tap.then(OneOfSeveral()) if several else tap
 
 

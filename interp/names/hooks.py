@@ -55,13 +55,21 @@ def layer_of(prefix: str, blocks: Sequence[str]) -> int:
 
 def address(name: Address | str, blocks: Sequence[str]) -> Address:
     """An Address, from itself, its text or a hook name. Raises `UserError` for what is neither."""
+    check(name)
     try:
         return Address.parse(name)
     except UserError:
-        prefix, _, point = str(name).strip().rpartition(".")
-        if str(name).strip() not in TRUNK and prefix not in blocks and not (prefix and point in POINTS):
-            raise
-    return address_of(str(name), blocks)
+        if str(name).strip().rpartition(".")[0] not in blocks:
+            check(name)
+        return address_of(str(name), blocks)
+
+
+def check(name: Address | str) -> None:
+    """Raises `UserError` for what can be neither an Address nor, on any model, a hook name."""
+    text = str(name).strip()
+    prefix, _, point = text.rpartition(".")
+    if text not in TRUNK and not (prefix and point in POINTS):
+        Address.parse(name)
 
 
 def read(name: str, layout: Layout | None) -> Answer:

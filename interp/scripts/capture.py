@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from interp.scripts.console import check_output, say
+from interp.scripts.loading import Loading
 
 if TYPE_CHECKING:
     from interp.engines.base import Result
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class CaptureCommand:
+class CaptureCommand(Loading):
     """Run one prompt and save what the named points held."""
 
     model: Annotated[str, tyro.conf.Positional]
@@ -23,29 +24,26 @@ class CaptureCommand:
     prompt: str
     """Text; the tokenizer adds BOS if that is its default."""
     points: tuple[str, ...]
-    """Addresses such as resid_post.10 mlp_out_post.4 final_norm."""
+    """Addresses such as resid_post.10 mlp_out_post.4 final_norm, or hook names such as layers_first.0.resid_post."""
     out: Path = Path("acts.safetensors")
     """File to write: one tensor per address, [pos, ...], and the tokens."""
     max_new_tokens: int = 0
     """Tokens to generate greedily after the prompt; captured while decoding."""
     engine: str = "auto"
     """auto, eager or nnsight; docs/engines.md says what each serves."""
-    device: str | None = None
-    """cuda, mps or cpu; the best one that is there if left out."""
-    dtype: str | None = None
-    """float32, bfloat16, float16 or float64; the checkpoint's own if left out."""
 
 
 def run(config: CaptureCommand) -> None:
     """Write the file and say what is in it."""
-    from interp.points import Address
+    from interp.names import hooks
 
-    addresses = [Address.parse(point) for point in config.points]
+    for point in config.points:
+        hooks.check(point)
     check_output(config.out.parent)
     from interp.engines.base import Request
-    from interp.engines.load import load_model
 
-    engine = load_model(config.model, engine=config.engine, device=config.device, dtype=config.dtype, report=say)
+    engine = config.load(config.model, engine=config.engine)
+    addresses = [hooks.address(point, engine.model.blocks) for point in config.points]
     (result,) = engine.run([Request(config.prompt, capture=addresses, max_new_tokens=config.max_new_tokens)])
     save(config.out, result, engine.model, config.prompt)
 

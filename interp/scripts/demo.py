@@ -3,11 +3,12 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from interp.scripts.console import check_output, console, say
 from interp.scripts.doctor import print_claims, summary
+from interp.scripts.loading import Loading
 from interp.scripts.trace import check_exact
 from interp.scripts.train_transcoders import train
 
@@ -16,7 +17,7 @@ FULL_TOKENS = 40_000
 
 
 @dataclass
-class Demo:
+class Demo(Loading):
     """Run the whole pipeline on a real model: points, proofs, transcoders, attribution graph, page."""
 
     model: str = "gemma-3-270m"
@@ -29,9 +30,7 @@ class Demo:
     """Folder for graph, page and dictionaries."""
     quick: bool = False
     """Train on few tokens with few latents: shows every step, explains less."""
-    device: str | None = None
-    """cuda, mps or cpu; the best one that is there if left out."""
-    dtype: str = "float32"
+    dtype: str = field(default="float32", kw_only=True)
     """float32 or float64: in less, edges do not sum to what they explain."""
 
 
@@ -42,9 +41,7 @@ def run(config: Demo) -> None:
     check_exact(config.dtype)
     documents = _documents(config)
     with _step("Model", "find the checkpoint, convert it once to a plain directory, load it"):
-        from interp.engines.load import load_model
-
-        engine = load_model(config.model, device=config.device, dtype=config.dtype, prove=False, report=say)
+        engine = config.load(config.model, prove=False)
         engine.check_prompt(config.prompt)
     with _step("Points", "resolve which module plays which role, and prove it by arithmetic on every layer"):
         _points(engine)

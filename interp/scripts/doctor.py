@@ -10,10 +10,11 @@ from typing import Annotated
 import tyro
 
 from interp.scripts.console import bars, console, say
+from interp.scripts.loading import Loading
 
 
 @dataclass
-class Doctor:
+class Doctor(Loading):
     """Check every claim that the names make about a model; exit status 1 if one fails."""
 
     model: Annotated[str, tyro.conf.Positional] = ""
@@ -22,17 +23,12 @@ class Doctor:
     """Build a tiny random model of every causal-LM type of transformers and prove each."""
     out: Path | None = None
     """With --families: write the table to this file as Markdown."""
-    device: str | None = None
-    """cuda, mps or cpu; the best one that is there if left out."""
-    dtype: str | None = None
-    """float32, bfloat16, float16 or float64; the checkpoint's own if left out."""
 
 
 def run(config: Doctor) -> int:
     """Print the table of proofs; 1 if a claim fails."""
     from interp.engines.doctor import refuse_unproven
     from interp.engines.echo import echo
-    from interp.engines.load import load_model
     from interp.errors import UserError
 
     if config.families:
@@ -41,7 +37,7 @@ def run(config: Doctor) -> int:
         raise UserError("Name a model, or ask for --families.")
     if config.out is not None:
         raise UserError("--out belongs to --families; one model's table is printed.")
-    engine = load_model(config.model, device=config.device, dtype=config.dtype, prove=False, report=say)
+    engine = config.load(config.model, prove=False)
     claims = refuse_unproven(engine)
     claims += echo(engine)
     print_claims(claims)

@@ -7,10 +7,11 @@ from typing import Annotated
 import tyro
 
 from interp.scripts.console import check_output, console, say
+from interp.scripts.loading import Loading
 
 
 @dataclass
-class Generate:
+class Generate(Loading):
     """Continue one prompt; the text appears as it comes."""
 
     model: Annotated[str, tyro.conf.Positional]
@@ -38,31 +39,27 @@ class Generate:
     steer: Path | None = None
     """JSON file of edits, as interp.edits.to_json writes it."""
     capture: tuple[str, ...] = ()
-    """Addresses to capture while decoding, such as resid_post.10."""
+    """Addresses, or hook names, to capture while decoding, such as resid_post.10."""
     out: Path = Path("acts.safetensors")
     """File for what is captured: one tensor per address, [pos, ...], and the tokens."""
     compile: bool = False
     """Decode by a compiled graph: about a minute before the first token, faster ones after it."""
     engine: str = "auto"
     """auto, eager or nnsight; docs/engines.md says what each serves."""
-    device: str | None = None
-    """cuda, mps or cpu; the best one that is there if left out."""
-    dtype: str | None = None
-    """float32, bfloat16, float16 or float64; the checkpoint's own if left out."""
 
 
 def run(config: Generate) -> None:
     """Write the text, and the file where something is captured."""
     from interp.edits import from_json
     from interp.engines.base import Request
-    from interp.engines.load import load_model
     from interp.engines.sampling import Sampling
     from interp.errors import UserError
-    from interp.points import Address
+    from interp.names import hooks
     from interp.scripts.capture import save
 
-    addresses = [Address.parse(point) for point in config.capture]
-    if addresses:
+    for point in config.capture:
+        hooks.check(point)
+    if config.capture:
         check_output(config.out.parent)
     sampling = Sampling(
         temperature=config.temperature,
@@ -79,15 +76,9 @@ def run(config: Generate) -> None:
             edits = from_json(config.steer.read_text(encoding="utf-8"))
         except OSError as error:
             raise UserError(f"Cannot read the edits in {config.steer}: {error.strerror}.") from None
-    engine = load_model(
-        config.model,
-        engine=config.engine,
-        device=config.device,
-        dtype=config.dtype,
-        compile=config.compile,
-        report=say,
-    )
+    engine = config.load(config.model, engine=config.engine, compile=config.compile)
     tokens = engine.to_chat_tokens([{"role": "user", "content": config.prompt}]) if config.chat else config.prompt
+    addresses = [hooks.address(point, engine.model.blocks) for point in config.capture]
     request = Request(tokens, capture=addresses, edits=edits, max_new_tokens=config.max_new_tokens, sampling=sampling)
     result = None
     for step in engine.stream(request):

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from interp.scripts.console import console, say
+from interp.scripts.loading import Loading
 
 if TYPE_CHECKING:
     from interp.names import Answer, Layout
 
 
 @dataclass
-class Names:
+class Names(Loading):
     """Translate a name between interp and other tools, or say why there is no faithful equivalent."""
 
     name: Annotated[str, tyro.conf.Positional]
@@ -26,10 +27,6 @@ class Names:
     gemma_scope, circuit_tracer or hooks; all of them if left out."""
     source: Annotated[str | None, tyro.conf.arg(name="from")] = None
     """The tool whose name it is; found out if left out."""
-    device: str | None = None
-    """cuda, mps or cpu; the best one that is there if left out."""
-    dtype: str | None = None
-    """float32, bfloat16, float16 or float64; the checkpoint's own if left out."""
 
 
 def run(config: Names) -> None:
@@ -42,10 +39,7 @@ def run(config: Names) -> None:
             raise UserError(f"No tool is called {tool!r} here; known: interp, {', '.join(TOOLS)}.")
     layout = None
     if config.model is not None:
-        from interp.engines.load import load_model
-
-        engine = load_model(config.model, device=config.device, dtype=config.dtype, report=lambda text: None)
-        layout = engine.layout
+        layout = config.load(config.model, report=lambda text: None).layout
     found = meanings(config.name, config.source, layout)
     if config.to is None:
         _print_all(config.name, found, layout)

@@ -7,20 +7,17 @@ from typing import Annotated
 import tyro
 
 from interp.scripts.console import console, say
+from interp.scripts.loading import Loading
 
 
 @dataclass
-class Points:
+class Points(Loading):
     """Print the table of points of a model, proven on it."""
 
     model: Annotated[str, tyro.conf.Positional]
     """Packaged name, checkpoint directory, GGUF file or hub id."""
     engine: str = "auto"
     """auto, eager or nnsight; docs/engines.md says what each serves."""
-    device: str | None = None
-    """cuda, mps or cpu; the best one that is there if left out."""
-    dtype: str | None = None
-    """float32, bfloat16, float16 or float64; the checkpoint's own if left out."""
 
 
 def run(config: Points) -> None:
@@ -28,10 +25,9 @@ def run(config: Points) -> None:
     from rich.markup import escape
     from rich.table import Column, Table
 
-    from interp.engines.load import load_model
     from interp.points import POINTS
 
-    engine = load_model(config.model, engine=config.engine, device=config.device, dtype=config.dtype, report=say)
+    engine = config.load(config.model, engine=config.engine)
     table = Table(
         Column("point", no_wrap=True),
         "layers",

@@ -1,13 +1,14 @@
 """`interp trace` (also `interp-trace`): the attribution graph of one prompt, from a model and its transcoders."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from interp.scripts.console import bars, check_output, run_command, say
+from interp.scripts.loading import Loading
 
 
 @dataclass
-class Trace:
+class Trace(Loading):
     """Compute, prune and save the attribution graph of a prompt."""
 
     model_path: str
@@ -30,9 +31,7 @@ class Trace:
     """Share of influence that the kept edges carry."""
     max_nodes: int = 8192
     """Features whose own inputs are computed."""
-    device: str | None = None
-    """cuda, mps or cpu; the best one that is there if left out."""
-    dtype: str = "float32"
+    dtype: str = field(default="float32", kw_only=True)
     """float32 or float64: in less, edges do not sum to what they explain."""
     html: bool = False
     """Also write a self-contained page that shows the graph."""
@@ -44,10 +43,9 @@ def run(config: Trace) -> None:
     check_exact(config.dtype)
     from interp.circuits.attribution import AttributionConfig
     from interp.dictionaries import load_dictionaries
-    from interp.engines.load import load_model
 
     transcoders = load_dictionaries(config.transcoder_dir)
-    engine = load_model(config.model_path, device=config.device, dtype=config.dtype, report=say)
+    engine = config.load(config.model_path)
     targets = (_token(engine, config.target_token),) if config.target_token is not None else ()
     attribution = AttributionConfig(target_tokens=targets, max_logits=config.top_k, max_feature_nodes=config.max_nodes)
     write_graph(

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from interp.scripts.console import bars, check_output, console, run_command, say
+from interp.scripts.loading import Loading
 
 
 @dataclass
-class TrainTranscoders:
+class TrainTranscoders(Loading):
     """Train TopK skip transcoders from mlp_in to the raw mlp_out."""
 
     model_path: str
@@ -38,15 +39,10 @@ class TrainTranscoders:
     """Tokens per optimisation step."""
     seed: int = 0
     """Fixes the choice of documents, the initial weights and the order of tokens."""
-    device: str | None = None
-    """cuda, mps or cpu; the best one that is there if left out."""
-    dtype: str | None = None
-    """float32, bfloat16, float16 or float64; the checkpoint's own if left out."""
 
 
 def run(config: TrainTranscoders) -> None:
     """Train, and print the table of what each layer scored on held-out text."""
-    from interp.engines.load import load_model
     from interp.errors import UserError
     from interp.training import TranscoderTrainingConfig, read_documents
 
@@ -66,7 +62,7 @@ def run(config: TrainTranscoders) -> None:
     )
     check_output(config.checkpoint_dir)
     documents = read_documents(config.dataset_name, config.text_column)
-    engine = load_model(config.model_path, device=config.device, dtype=config.dtype, report=say)
+    engine = config.load(config.model_path)
     train(engine, training, documents, config.checkpoint_dir)
 
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, Llama
 
 from interp.errors import UserError
 from interp.models import checkpoint as checkpoints
-from interp.models.checkpoint import checkpoint_dtype, fingerprint, load_model_and_tokenizer, resolve
+from interp.models.checkpoint import checkpoint_dtype, fingerprint, resolve
+from interp.models.loading import load_model_and_tokenizer
 
 CPU = torch.device("cpu")
 
@@ -75,7 +77,7 @@ def test_constants_are_those_of_the_dtype_that_the_model_is_built_in(tmp_path: P
     found = resolve(tmp_path / "gemma", quiet)
     scale = {}
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
-        model, _ = load_model_and_tokenizer(found, CPU, dtype)
+        model: Any = load_model_and_tokenizer(found, CPU, dtype)[0]
         assert all(parameter.dtype == dtype for parameter in model.parameters())
         scale[dtype] = (
             model.get_input_embeddings()(torch.tensor([5])) / model.get_parameter("model.embed_tokens.weight")[5]

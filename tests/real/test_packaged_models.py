@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from interp.models.checkpoint import Checkpoint, checkpoint_dtype, fingerprint, load_model_and_tokenizer, resolve
+from interp.models.checkpoint import Checkpoint, checkpoint_dtype, fingerprint, resolve
 from interp.models.gguf import is_complete
+from interp.models.loading import load_model_and_tokenizer
 
 pytestmark = pytest.mark.real
 
