@@ -55,7 +55,6 @@ def layer_of(prefix: str, blocks: Sequence[str]) -> int:
 
 def address(name: Address | str, blocks: Sequence[str]) -> Address:
     """An Address, from itself, its text or a hook name. Raises `UserError` for what is neither."""
-    check(name)
     try:
         return Address.parse(name)
     except UserError:
