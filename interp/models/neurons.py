@@ -121,7 +121,7 @@ def function_of(
     with torch.no_grad():
         for function in (*cast(Sequence[Callable[[Tensor], Tensor]], modules), *ACTIVATIONS):
             result = function(x)
-            if isinstance(result, Tensor) and result.shape == x.shape:
+            if isinstance(result, Tensor) and result.shape == x.shape and result.numel() == y.numel():
                 result = result if factor is None else result * factor
                 if (result.reshape(y.shape) - y).abs().amax() <= tolerance:
                     return function
