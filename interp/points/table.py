@@ -52,6 +52,13 @@ def _rows() -> list[Point]:
     matrix, one, vocab, mlp = ("heads", "query", "key"), ("1",), ("d_vocab",), ("d_mlp",)
     return [
         Point("embeddings", d, "output of the token embedding module", per_layer=False, proof="P2"),
+        Point(
+            "adapter_out",
+            d,
+            "what an adapter between two groups of blocks makes of the stream; enters the next group",
+            per_layer=False,
+            proof="P2",
+        ),
         Point("resid_pre", d, "x: what enters the block; at layer 0 after position embedding and scale", proof="P2"),
         Point("attn_in", d, "what the attention module receives: n1(x), or x without a pre-norm", proof="P8"),
         Point("q_norm_in", heads, "what the query's norm receives", proof="P8"),
@@ -143,13 +150,6 @@ def _rows() -> list[Point]:
             "[j, k]: how much of stream j goes to stream k at the MLP",
             writable=False,
             proof="P1",
-        ),
-        Point(
-            "adapter_out",
-            d,
-            "what an adapter between two groups of blocks makes of the stream; enters the next group",
-            per_layer=False,
-            proof="P2",
         ),
         Point(
             "final_normalized",
