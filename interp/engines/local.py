@@ -250,6 +250,8 @@ class LocalEngine(ABC):
         head = self.anatomy.head
         if isinstance(head, Refusal):
             raise refused(Address("logits"), head)
+        if layer is not None and not 0 <= layer < self.model.n_layers:
+            raise UserError(f"{self.model.name} has layers 0 to {self.model.n_layers - 1}; there is no layer {layer}.")
         n, d_model = self.model.n_streams, self.model.width(layer)
         wanted = (d_model,) if n == 1 else (n, d_model)
         if resid.shape[-len(wanted) :] != wanted:
