@@ -75,25 +75,31 @@ class GroupedModel(nn.Module):
     def __init__(self, widths: Sequence[int], adapters: Sequence[nn.Module]) -> None:
         super().__init__()
         self.tokens, self.positions = nn.Embedding(D_VOCAB, widths[0]), nn.Embedding(N_CTX, widths[0])
-        self.groups = nn.ModuleDict({f"width_{d}": nn.ModuleList(Block(d) for _ in range(N_LAYERS)) for d in widths})
+        self.groups = nn.ModuleList(nn.ModuleList(Block(d) for _ in range(N_LAYERS)) for d in widths)
         self.adapters = nn.ModuleDict({str(i): adapter for i, adapter in enumerate(adapters)})
         self.norm, self.head = nn.LayerNorm(widths[-1]), nn.Linear(widths[-1], D_VOCAB, bias=False)
 
     def forward(self, ids: Tensor) -> Tensor:
         x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
-        for i, blocks in enumerate(self.groups.values()):
-            x = self.adapters[str(i - 1)](x) if i else x
+        for i, blocks in enumerate(self.groups):
+            x = self.between(i - 1, x) if i else x
             for block in blocks:  # type: ignore[attr-defined]
                 x = block(x)
         return self.head(self.norm(x))
+
+    def between(self, i: int, x: Tensor) -> Tensor:
+        """What leaves group i as it enters the next."""
+        return self.adapters[str(i)](x)
 
 
 def own_model(block: type[nn.Module] = Block, wrap_up: Callable[[Tensor], Any] = lambda logits: logits) -> OwnModel:
     return _with_random_weights(OwnModel(block, wrap_up))
 
 
-def grouped_model(widths: Sequence[int], adapters: Sequence[nn.Module]) -> GroupedModel:
-    return _with_random_weights(GroupedModel(widths, adapters))
+def grouped_model(
+    widths: Sequence[int], adapters: Sequence[nn.Module], kind: type[GroupedModel] = GroupedModel
+) -> GroupedModel:
+    return _with_random_weights(kind(widths, adapters))
 
 
 def _with_random_weights(model: Model) -> Model:
