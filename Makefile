@@ -1,7 +1,7 @@
 # What a person types in a fresh clone. Works with GNU make 3.81 (macOS) and in folders whose path contains spaces.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup peers demo test lint types docs families bench clean
+.PHONY: help setup peers demo test lint types docs families split-model bench clean
 
 # What `make setup` installs; the exact versions are in constraints.txt.
 EXTRAS := dev,demo,train
@@ -9,7 +9,7 @@ SETUP := .venv/.setup-done
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 	@echo "  Arguments go through ARGS (make demo ARGS=--quick), the interpreter through PYTHON."
 
 setup: $(SETUP) ## create .venv with interp and everything that the other targets need
@@ -41,7 +41,7 @@ $(SETUP): pyproject.toml constraints.txt Makefile
 
 # Other tools that tests compare with, and one that only benchmarks do. Their pins clash, so each has an environment of its own; what it does not bring it
 # finds in .venv, whose folder a .pth file names. What it pins itself (an older nnsight) it has before that, and constraints.txt has no say in it.
-PEERS := transformer_lens nnterp
+PEERS := transformer_lens nnterp oldest_transformers
 PEER_PATH := import os, sys, sysconfig; own = sysconfig.get_path("purelib", vars={"base": sys.argv[1]}); \
 	open(own + "/project.pth", "w").write(os.path.relpath(sysconfig.get_path("purelib"), own) + "\n")
 
@@ -84,6 +84,9 @@ docs: setup ## write the generated pages of docs/ anew
 
 families: setup ## prove a tiny model of every causal-LM type and write docs/families.md (about five minutes)
 	.venv/bin/interp doctor --families --out docs/families.md
+
+split-model: setup ## a SplitLlama of real weights: SmolLM2 and a wider SmolLM2, the adapter trained (three minutes)
+	.venv/bin/python -m examples.split_smollm2
 
 bench: setup .peers/interp_engine/.setup-done ## the benchmark tables (a quarter of an hour)
 	.venv/bin/python -m benchmarks $(ARGS)

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from interp.dictionaries import SparseAutoencoder, Transcoder
     from interp.engines.base import Request, Result
     from interp.engines.cache import run_with_cache
+    from interp.engines.hooked_split_llama import HookedSplitLlama
     from interp.engines.load import load_model, wrap
     from interp.engines.steering import steer
     from interp.points import Address
@@ -16,6 +17,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Address": "interp.points",
+    "HookedSplitLlama": "interp.engines.hooked_split_llama",
     "Request": "interp.engines.base",
     "Result": "interp.engines.base",
     "SparseAutoencoder": "interp.dictionaries",
@@ -28,6 +30,7 @@ _HOME = {
 
 __all__ = [
     "Address",
+    "HookedSplitLlama",
     "Request",
     "Result",
     "SparseAutoencoder",

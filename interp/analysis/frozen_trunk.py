@@ -16,10 +16,11 @@ from interp.engines.base import refused
 from interp.engines.local import LocalEngine
 from interp.errors import PointRefused, UserError
 from interp.models.anatomy import Add, Block, Head, Linear, Mixer, Refusal, Renorm, Sublayer, Weigh
+from interp.models.frozen_bridge import frozen, not_linear
 from interp.models.norms import Norm
 from interp.models.start import start_terms
 from interp.models.transforms import Scale
-from interp.models.weights import NormWeights
+from interp.models.weights import NormWeights, norm_weights
 from interp.points import Address
 
 Values = Mapping[Address, Tensor]
@@ -57,6 +58,12 @@ class FrozenTrunk:
             self.points.append(Address("final_norm_scale"))
         if self._has_positions:
             self.points.append(Address("embeddings"))
+        for layer, bridge in self.anatomy.bridges.items():
+            if (why := not_linear(bridge)) is not None:
+                raise PointRefused(
+                    f"The adapter behind layer {layer} of {model.model.name} is not linear: {why.reason}."
+                )
+            self.points += [Address("resid_post", layer), Address("resid_pre", layer + 1)]
         for layer, block in enumerate(self.anatomy.blocks):
             self.points += [Address(name, layer) for name in self._added(layer, block)]
             if heads and (reason := self._not_addends(layer, block)):
@@ -73,6 +80,9 @@ class FrozenTrunk:
         found, g = self._head(choose, values)
         scales = self._denominators(values)
         for layer, block in reversed(list(enumerate(self.anatomy.blocks))):
+            if (bridge := self.anatomy.bridges.get(layer)) is not None:
+                g, bias = frozen(bridge, values[Address("resid_post", layer)]).adjoint(g)
+                found += [Contribution(f"adapter's biases behind layer {layer}", float(bias))] if bias else []
             for number, step in reversed(list(enumerate(block.steps))):
                 if isinstance(step, Weigh):
                     g = g * (wide(step.factor) if isinstance(step.factor, Tensor) else step.factor)
@@ -134,6 +144,7 @@ class FrozenTrunk:
         found: dict[tuple[int, int], Tensor] = {}
         x = values[Address("resid_pre", 0)]
         for layer, block in enumerate(self.anatomy.blocks):
+            x = values[Address("resid_pre", layer)] if layer - 1 in self.anatomy.bridges else x
             for number, step in enumerate(block.steps):
                 if isinstance(step, Add):
                     x = x + sum(values[Address(name, layer)] for name in step.points)
@@ -190,7 +201,7 @@ def wide(x: Tensor) -> Tensor:
 
 
 def _weights(norm: Norm) -> NormWeights:
-    return NormWeights(wide(norm.gain), None if norm.bias is None else wide(norm.bias), norm.centred)
+    return norm_weights(norm, like=torch.empty(0, dtype=torch.float64))
 
 
 def _bias(source: str, g: Tensor, bias: Tensor | None, layer: int | None = None) -> list[Contribution]:

@@ -4,6 +4,7 @@
 
 for the stream x_l at every layer, through the real final norm, whose statistics are those of x_l itself and not the
 last layer's (nostalgebraist, "interpreting GPT: the logit lens", 2020). At the last `resid_post` they are the model's.
+Where an adapter stands between groups of blocks, x_l goes through those behind layer l first.
 """
 
 from collections.abc import Sequence
@@ -83,7 +84,7 @@ def logit_lens(
     (result,) = model.run([Request(tokens, capture=addresses)])
     ids, probabilities, kept = [], [], []
     for address in addresses:
-        logits = model.unembed(result.capture[address][chosen])
+        logits = model.unembed(result.capture[address][chosen], address.layer)
         best = logits.to(torch.promote_types(logits.dtype, torch.float32)).softmax(-1).topk(top_k)
         ids.append(best.indices)
         probabilities.append(best.values)

@@ -5,7 +5,8 @@
 2. Layer by layer from the top, G times what a layer writes is the direct effect: decoder rows times activations,
    reconstruction errors, and each constant (decoder, projection and norm biases) into one bias node per position.
 3. G then passes to the stream below: unchanged along the skip path, through W_skip and the MLP norm, and through
-   W_O, the frozen attention pattern, W_V and the attention norm. No autograd: each step is a matrix product.
+   W_O, the frozen attention pattern, W_V and the attention norm. Between groups of blocks it passes the adapter, an
+   activation there as the frozen factor f(u) / u. No autograd: each step is a matrix product.
 4. At the bottom G times the embeddings closes each row; it sums to its target's pre-activation.
 """
 
@@ -222,6 +223,9 @@ class _Sweep:
         gradient[:, -1] = self.directions
         rows.add(targets, layout.bias(n_layers - 1)[-1:], self.constants[:, None])
         for layer in range(n_layers - 1, -1, -1):
+            if layer in state.bridges:
+                gradient, constant = state.bridges[layer].adjoint(gradient)
+                rows.add(targets, layout.bias(layer), constant)
             block, frozen = self.rm.blocks[layer], state.layers[layer]
             first, last = layout.features[layer], layout.features[layer + 1]
             mine = selected[(selected >= first) & (selected < last)]

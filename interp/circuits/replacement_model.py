@@ -1,6 +1,7 @@
 """A model whose MLPs are replaced by transcoders, frozen on one prompt so that everything left is linear.
 
-Frozen are the attention patterns and every norm's denominator. Each MLP output becomes
+Frozen are the attention patterns, every norm's denominator, and what the activations of an adapter between groups of
+blocks multiply by. Each MLP output becomes
 
     mlp_out = sum_f a_f W_dec,f + b_dec + W_skip mlp_in + error
 
@@ -9,7 +10,7 @@ with the active latents f, and with the error that makes the equation exact, so 
 transcoders were not trained on no latent fires and the whole MLP output is the error.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -22,9 +23,11 @@ from interp.engines.base import Capture, Request
 from interp.engines.local import LocalEngine
 from interp.errors import PointRefused, UserError
 from interp.models.anatomy import Head, Refusal
+from interp.models.frozen_bridge import FrozenBridge, frozen, not_linear
 from interp.models.norms import Norm
 from interp.models.start import start_terms
 from interp.models.weights import BlockWeights, NormWeights, norm_weights
+from interp.names import hooks
 from interp.points import Address
 
 LayerKey = TypeVar("LayerKey", bound=int | str | Address)
@@ -63,6 +66,8 @@ class ReplacementState:
     """Addends of the first residual stream: kind (`token`, `position`) and [pos, d_model]."""
     final_scale: Tensor | None
     """[pos, 1]"""
+    bridges: Mapping[int, FrozenBridge]
+    """The adapters between groups of blocks, by the layer before each."""
     lm_head: Float[Tensor, " d_vocab"]
     """The unembedding module's output at the last position."""
     logits: Float[Tensor, " d_vocab"]
@@ -81,14 +86,15 @@ class ReplacementState:
 class ReplacementModel:
     """A loaded model and one transcoder per layer, `mlp_in` to raw `mlp_out`.
 
-    `transcoders` are keyed by layer number, by Address or by its text (`mlp_in.3`). Raises `UserError` for transcoders
-    of another model, of other points or widths, or missing layers, and for a model in less than float32, whose own sums
-    are too coarse to be explained; `PointRefused` where a block's value path is not linear once its attention pattern
+    `transcoders` are keyed by layer number, by the block's path (`layers_first.0`), by Address, by its text
+    (`mlp_in.3`) or by the hook name (`layers_first.0.mlp_in`). Raises `UserError` for transcoders of another model, of
+    other points or widths, or missing layers, and for a model in less than float32, whose own sums are too coarse to be
+    explained; `PointRefused` where a block's value path is not linear once its attention pattern
     is frozen. The transcoders are moved to the model's device and dtype and put into evaluation mode.
     """
 
     def __init__(self, engine: LocalEngine, transcoders: Mapping[LayerKey, Transcoder]) -> None:
-        self.engine = engine
+        self.engine = engine = engine.by_hooks()  # attention matrices lie inside modules
         n_layers = engine.model.n_layers
         if engine.model.dtype not in EXACT:
             raise UserError(
@@ -96,7 +102,7 @@ class ReplacementModel:
                 "dtype float32."
             )
         self._check_trunk()
-        self.transcoders = {_layer(key): transcoder for key, transcoder in transcoders.items()}
+        self.transcoders = {_layer(key, engine.model.blocks): transcoder for key, transcoder in transcoders.items()}
         if len(self.transcoders) < len(transcoders):
             raise UserError("Two keys name one layer; give each layer one transcoder.")
         missing = sorted(set(range(n_layers)) - set(self.transcoders))
@@ -121,7 +127,13 @@ class ReplacementModel:
             raise PointRefused(f"{self.engine.model.name} has no linear start: a norm stands behind its embeddings.")
         if any(term.via is not None for term in anatomy.start.terms):
             raise PointRefused(f"{self.engine.model.name} has no plain start: a projection widens its embeddings.")
+        for layer, bridge in anatomy.bridges.items():
+            if (why := not_linear(bridge)) is not None:
+                raise PointRefused(
+                    f"The adapter behind layer {layer} of {self.engine.model.name} is not linear: {why.reason}."
+                )
         needed = [Address("embeddings"), Address("resid_pre", 0), Address("lm_head"), Address("logits")]
+        needed += [Address("resid_post", layer) for layer in anatomy.bridges]
         if isinstance(anatomy.final_norm, Norm):
             needed.append(Address("final_norm_scale"))
         for address in needed:
@@ -138,10 +150,11 @@ class ReplacementModel:
                 f"The transcoder of layer {layer} was trained on {config.model.id} (fingerprint "
                 f"{config.model.fingerprint}), not on {model.name} ({model.fingerprint}); use this model's own."
             )
-        if (config.d_in, config.d_out) != (model.d_model, model.d_model):
+        width = model.width(layer)
+        if (config.d_in, config.d_out) != (width, width):
             raise UserError(
                 f"The transcoder of layer {layer} maps {config.d_in} to {config.d_out} channels, but {model.name} is "
-                f"{model.d_model} wide."
+                f"{width} wide there."
             )
         if config.input_points and (config.input_points, config.output_points) != (
             [f"mlp_in.{layer}"],
@@ -189,6 +202,10 @@ class ReplacementModel:
                 layers=tuple(self._layer_state(layer, tokens, captured) for layer in range(len(self.blocks))),
                 terms=start_terms(start, captured["embeddings"], captured["resid_pre.0"]),
                 final_scale=captured["final_norm_scale"] if self.final_norm is not None else None,
+                bridges={
+                    layer: frozen(bridge, captured[Address("resid_post", layer)])
+                    for layer, bridge in self.engine.anatomy.bridges.items()
+                },
                 lm_head=captured["lm_head"][-1],
                 logits=captured["logits"][-1],
             )
@@ -204,7 +221,7 @@ class ReplacementModel:
             "mlp_post_norm_scale",
         ]
         wanted = [Address(name, layer) for layer in range(len(self.blocks)) for name in names]
-        wanted += [Address("resid_pre", 0)]
+        wanted += [Address("resid_pre", 0), *(Address("resid_post", layer) for layer in self.engine.anatomy.bridges)]
         wanted += [Address(name) for name in ("embeddings", "final_norm_scale", "lm_head", "logits")]
         return [address for address in wanted if not isinstance(self.engine.anatomy.tap(address), Refusal)]
 
@@ -237,10 +254,12 @@ class ReplacementModel:
         )
 
 
-def _layer(key: int | str | Address) -> int:
+def _layer(key: int | str | Address, blocks: Sequence[str]) -> int:
     if isinstance(key, int):
         return key
-    address = Address.parse(key)
+    if key in blocks:
+        return blocks.index(str(key))
+    address = hooks.address(key, blocks)
     if address.name != "mlp_in" or address.layer is None:
         raise UserError(f"Transcoders are keyed by their input: {address} is no mlp_in.")
     return address.layer

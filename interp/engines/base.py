@@ -149,8 +149,11 @@ class Engine(Protocol):
         """The same continuation as `run` gives, token by token; raises what `run` raises before the first."""
         ...
 
-    def unembed(self, resid: Float[Tensor, "... d_model"]) -> Float[Tensor, "... d_vocab"]:
-        """Logits of a residual stream through the real final norm, head, scale and cap."""
+    def unembed(self, resid: Float[Tensor, "... d_model"], layer: int | None = None) -> Float[Tensor, "... d_vocab"]:
+        """Logits of the stream of `layer` (the last one where None) through the real final norm, head, scale and cap.
+
+        Where adapters stand between groups of blocks, it goes through those behind that layer first.
+        """
         ...
 
     def close(self) -> None:

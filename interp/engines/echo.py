@@ -196,6 +196,8 @@ def _equations(anatomy: Anatomy, at: Address, captured: Captured, plain: Capture
     get, last = reader(anatomy, captured), len(anatomy.blocks) - 1
     if at.name in STARTS and at.layer in (0, None):
         yield from embedding_equations(anatomy, [captured, plain])
+    if at.name == "adapter_out":
+        yield from boundary_equations(anatomy, get, next(iter(anatomy.bridges)))
     if at.layer is None:
         yield from final_norm_equations(anatomy, get)
         yield from _head_equations(anatomy, captured) if at.name in OUTER else ()

@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 
 import torch
+from torch import nn
 
 from interp.edits import Edit
 from interp.edits.features import Reconstruct, SetFeature
 from interp.engines.base import refused
 from interp.engines.writing import place_of
 from interp.errors import PointRefused, UserError
-from interp.models.anatomy import MATRIX_SIDES, Anatomy, Refusal, Routing, Tap
+from interp.models.anatomy import MATRIX_SIDES, Anatomy, Mixer, Refusal, Routing, Tap
 from interp.points import POINTS, Address, ModelInfo
 
 _NORMALISED = {
@@ -33,7 +34,7 @@ def check_edit(
     edit.positions.check(prompt_ids, max_new_tokens, f"the edit at {edit.at}")
     length = len(prompt_ids) + max_new_tokens
     if POINTS[edit.at.name].matrix:
-        _check_matrix(model, edit, length)
+        _check_matrix(anatomy, edit, length)
     elif edit.by_position and edit.carried is not None:
         last = edit.positions.last(len(prompt_ids), max_new_tokens)
         if last >= len(edit.carried):
@@ -57,7 +58,7 @@ def check_place(anatomy: Anatomy, model: ModelInfo, edit: Edit) -> dict[Address,
     for read in edit.reads:
         if taps[read].side not in ("input", "output", "function"):
             raise UserError(f"{read} cannot be read by an edit while the model runs; nearest: the points around it.")
-        if _order(model, read) >= _order(model, edit.at):
+        if _order(anatomy, read) >= _order(anatomy, edit.at):
             raise UserError(
                 f"The edit reads {read} and writes {edit.at}, but {read} is computed later; read an earlier point."
             )
@@ -82,12 +83,13 @@ def _tap(anatomy: Anatomy, address: Address) -> Tap:
     return tap
 
 
-def _check_matrix(model: ModelInfo, edit: Edit, length: int) -> None:
+def _check_matrix(anatomy: Anatomy, edit: Edit, length: int) -> None:
     """An attention matrix is given for all its queries, or one row of keys for all of them."""
     if edit.carried is None:
         return
     given, at = list(edit.carried.shape), edit.at
-    square = [length, length] if at.head is not None else [model.n_heads, length, length]
+    mixer = anatomy.blocks[at.layer or 0].mixer
+    square = [length, length] if at.head is not None or isinstance(mixer, Refusal) else [mixer.n_heads, length, length]
     if given not in ([length], square):
         raise UserError(f"The tensor for {at} has shape {given}; give {square}, or {[length]} for all queries.")
 
@@ -111,6 +113,9 @@ def _check_shape(anatomy: Anatomy, model: ModelInfo, edit: Edit) -> None:
 
 def _shape(anatomy: Anatomy, model: ModelInfo, at: Address) -> list[int | None]:
     """The shape per token of what an address names; None for an axis that is not known before the model runs."""
+    if at.name == "embeddings":  # of the first stream, which may be narrower than the last, or what is widened to it
+        table = anatomy.embeddings.module
+        return [table.embedding_dim if isinstance(table, nn.Embedding) else None]
     names = POINTS[at.name].shape
     part = at.head is not None or (at.stream is not None and names[0] == "streams")
     return [_size(anatomy, model, axis, at.layer) for axis in names[part:]]
@@ -123,15 +128,20 @@ def _size(anatomy: Anatomy, model: ModelInfo, axis: str, layer: int | None) -> i
     routing = None if layer is None else anatomy.blocks[layer].routing
     if isinstance(routing, Routing) and axis in ("experts", "selected"):
         return routing.n_selected if axis == "selected" else routing.matrix.shape[0]
-    sizes = {"1": 1, "d_model": model.d_model, "d_head": model.d_head, "d_vocab": model.d_vocab}
-    counts = {"heads": model.n_heads, "kv_heads": model.n_kv_heads, "streams": model.n_streams}
-    return (sizes | counts).get(axis)
+    d_model = model.d_model if layer is None else anatomy.width(layer)
+    sizes = {"1": 1, "d_model": d_model, "d_vocab": model.d_vocab, "streams": model.n_streams}
+    mixer = Refusal("") if layer is None else anatomy.blocks[layer].mixer
+    if isinstance(mixer, Mixer):
+        sizes |= {"heads": mixer.n_heads, "kv_heads": mixer.n_kv_heads, "d_head": mixer.d_head}
+    return sizes.get(axis)
 
 
-def _order(model: ModelInfo, address: Address) -> tuple[int, int]:
+def _order(anatomy: Anatomy, address: Address) -> tuple[int, int]:
     """When a point is computed: its layer, then its place in the block's computation."""
-    layer = address.layer if address.layer is not None else -1 if address.name == "embeddings" else model.n_layers
-    return layer, _FORWARD.index(address.name)
+    if address.layer is not None:
+        return address.layer, _FORWARD.index(address.name)
+    layers = {"embeddings": -1, "adapter_out": min(anatomy.bridges, default=0)}
+    return layers.get(address.name, len(anatomy.blocks)), len(_FORWARD) + _FORWARD.index(address.name)
 
 
 def _forward_order() -> list[str]:

@@ -7,11 +7,13 @@ every layer keeps all columns.
 from typing import Any
 
 from torch import Tensor
-from transformers import DynamicCache
-from transformers.cache_utils import Cache, CacheLayerMixin, DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
+from transformers import DynamicCache, cache_utils
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
 
-PLAIN = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
-"""Layers that hold keys and values of every token and nothing else."""
+DummyLayer: type[CacheLayerMixin] | None = getattr(cache_utils, "DummyLayer", None)
+"""What stands for a layer that keeps nothing; older transformers have none."""
+PLAIN = (DynamicLayer, DynamicSlidingWindowLayer, *([DummyLayer] if DummyLayer else []))
+"""Layers that hold keys and values of every token and nothing else, or nothing."""
 
 
 class BufferedLayer(CacheLayerMixin):
@@ -65,12 +67,13 @@ def plain_layers(own: Any) -> tuple[bool, ...] | None:
     """Which layers of a cache that the model has made hold keys and values; None where one holds something else."""
     if type(own) is not DynamicCache or not own.layers or any(type(layer) not in PLAIN for layer in own.layers):
         return None
-    return tuple(not isinstance(layer, DummyLayer) for layer in own.layers)
+    return tuple(type(layer) is not DummyLayer for layer in own.layers)
 
 
 def buffered_cache(layers: tuple[bool, ...], n_columns: int) -> Cache:
     """A cache with room for `n_columns` in the layers that hold keys and values."""
-    return Cache(layers=[BufferedLayer(n_columns) if holds else DummyLayer() for holds in layers])
+    dummy: Any = DummyLayer
+    return Cache(layers=[BufferedLayer(n_columns) if holds else dummy() for holds in layers])
 
 
 __all__ = ["BufferedLayer", "buffered_cache", "plain_layers"]

@@ -29,7 +29,7 @@ from interp.engines.sampling import Sampling
 from interp.engines.steering import steered
 from interp.engines.writing import place_of
 from interp.errors import PointRefused, UserError
-from interp.models.anatomy import Anatomy, Refusal, Tap
+from interp.models.anatomy import Anatomy, Bridge, Refusal, Tap, through_pieces
 from interp.models.calling import calling_of
 from interp.models.float64 import numerics
 from interp.models.parameters import device_of, dtype_of
@@ -240,22 +240,38 @@ class LocalEngine(ABC):
         )
         return dict(zip(sources, found, strict=True))
 
-    def unembed(self, resid: Float[Tensor, "... d_model"]) -> Float[Tensor, "... d_vocab"]:
-        """Logits of a residual stream through the real final norm, head, scale and cap.
+    def unembed(self, resid: Float[Tensor, "... d_model"], layer: int | None = None) -> Float[Tensor, "... d_vocab"]:
+        """Logits of the stream of `layer` (the last one where None) through the real final norm, head, scale and cap.
 
-        Raises `PointRefused` where the model's logits are not a linear map of its final norm's output.
+        Where adapters stand between groups of blocks, it goes through those behind that layer first. Raises
+        `PointRefused` where the model's logits are not a linear map of its final norm's output, or an adapter is not
+        known.
         """
         head = self.anatomy.head
         if isinstance(head, Refusal):
             raise refused(Address("logits"), head)
-        n = self.model.n_streams
-        wanted = (self.model.d_model,) if n == 1 else (n, self.model.d_model)
+        n, d_model = self.model.n_streams, self.model.width(layer)
+        wanted = (d_model,) if n == 1 else (n, d_model)
         if resid.shape[-len(wanted) :] != wanted:
             shape = ", ".join(map(str, wanted))
-            raise UserError(f"unembed takes [..., {shape}]; this tensor has shape {list(resid.shape)}.")
+            hint = "; name the layer that it is of" if self._bridges and layer is None else ""
+            raise UserError(f"unembed takes [..., {shape}]; this tensor has shape {list(resid.shape)}{hint}.")
+        for bridge in self._bridges:
+            if layer is not None and layer <= bridge.layer:
+                resid = self._across(bridge, resid)
         if n > 1:  # the model's own collapse takes [batch, pos, streams, d_model]
             return self._unembed(resid.reshape(-1, 1, *wanted)).reshape(*resid.shape[:-2], -1)
         return self._unembed(resid)
+
+    @property
+    def _bridges(self) -> list[Bridge]:
+        return [self.anatomy.bridges[layer] for layer in sorted(self.anatomy.bridges)]
+
+    def _across(self, bridge: Bridge, resid: Tensor) -> Tensor:
+        if isinstance(bridge.pieces, Refusal):
+            raise refused(Address("logits"), bridge.pieces)
+        with torch.no_grad(), self.numerics():
+            return through_pieces(bridge.pieces, resid)
 
     def _unembed(self, resid: Tensor) -> Tensor:
         head, norm = self.anatomy.head, self.anatomy.final_norm
@@ -267,6 +283,10 @@ class LocalEngine(ABC):
     def weights(self, layer: int) -> BlockWeights | Refusal:
         """Linear maps of one block; a Refusal where its value path is not the linear one."""
         return block_weights(self.anatomy, layer)
+
+    def by_hooks(self) -> "LocalEngine":
+        """An engine of this very model that reads what lies inside modules, too: itself, but on nnsight."""
+        return self
 
     def numerics(self) -> AbstractContextManager[Any]:
         """In float64, the casts to float32 inside the model are lifted; else nothing."""

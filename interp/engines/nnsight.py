@@ -81,6 +81,10 @@ class NNsightEngine(EagerEngine):
         """Linear maps of one block; a Refusal where its value path is not the linear one."""
         return block_weights(self._whole, layer)  # which asks for points that no request can name here
 
+    def by_hooks(self) -> EagerEngine:
+        """The eager engine of this very model, which reads what no envoy shows."""
+        return EagerEngine(self.module, self.tokenizer, self._whole, self.model)
+
     def compile(self) -> None:
         """Raises `UserError`: a trace runs Python beside every step."""
         raise UserError(COMPILED)

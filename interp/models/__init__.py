@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from interp.models.architectures import register
     from interp.models.saved import save
+    from interp.models.split_llama import SplitLlama, SplitLlamaConfig
 
 _HOME = {
     "SplitLlama": "interp.models.split_llama",

@@ -1,7 +1,7 @@
 """Which module plays which role: the map from Addresses to live modules, found by `resolve` or written by hand."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from torch import Tensor, nn
@@ -300,7 +300,39 @@ class Start:
     norm: Norm | None
 
 
-HeadStep = Linear | Norm | Scale | Callable[[Tensor], Tensor]
+@dataclass(frozen=True, slots=True, eq=False)
+class Network:
+    """A module of which only the ends are known."""
+
+    path: str
+    module: nn.Module
+
+
+Piece = Linear | Norm | Network | Scale | Callable[[Tensor], Tensor]
+"""What stands between two places of the trunk: a map, a norm, a network, a factor, or a function of each element."""
+
+
+def through_pieces(pieces: Iterable[Piece], x: Tensor) -> Tensor:
+    """What the real modules make of x, [..., d_in] to [..., d_out]."""
+    for piece in pieces:
+        if isinstance(piece, (Linear, Norm, Network)):
+            x = piece.module(x)
+        else:
+            x = piece.read(x) if isinstance(piece, Scale) else piece(x)
+    return x
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bridge:
+    """What makes the stream of one group of blocks into that of the next."""
+
+    layer: int
+    """The layer before it."""
+    d_in: int
+    """Width of the stream that it reads."""
+    output: Tap
+    """What enters the next block."""
+    pieces: tuple[Piece, ...] | Refusal
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -310,20 +342,12 @@ class Head:
     linear: Linear
     scale: float = 1.0
     cap: float | None = None
-    before: tuple[HeadStep, ...] = ()
+    before: tuple[Piece, ...] = ()
     """What stands between the final norm's output and the unembedding: a factor, a projection, a small network."""
 
     def unembed(self, x: Tensor) -> Tensor:
         """Logits from the final norm's output, [..., d_model] to [..., d_vocab], through the real modules."""
-        for step in self.before:
-            x = (
-                step.module(x)
-                if isinstance(step, (Linear, Norm))
-                else step.read(x)
-                if isinstance(step, Scale)
-                else step(x)
-            )
-        return self.logits(self.linear.module(x))
+        return self.logits(self.linear.module(through_pieces(self.before, x)))
 
     def logits(self, lm_head: Tensor) -> Tensor:
         """Logits from the unembedding module's own output, [..., d_vocab]."""
@@ -342,7 +366,7 @@ class Anatomy:
     """What resid_pre.0 is made of."""
     blocks: tuple[Block, ...]
     d_model: int
-    """Width of the stream."""
+    """Width of the stream that leaves the last block."""
     n_streams: int
     """How many streams the trunk carries side by side; 1 but for hyper-connections."""
     collapse: Tap | None
@@ -357,6 +381,12 @@ class Anatomy:
     logits: Tap
     refused: dict[Address, Refusal]
     """Points whose proof failed; filled when the proofs have run."""
+    bridges: Mapping[int, Bridge] = field(default_factory=dict)
+    """Between groups of blocks, by the layer before each."""
+
+    def width(self, layer: int) -> int:
+        """Width of the stream in `layer`."""
+        return next((self.bridges[i].d_in for i in sorted(self.bridges) if layer <= i), self.d_model)
 
     def tap(self, address: Address) -> Tap | Refusal:
         """Where `address` lives, or why it lives nowhere."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from interp.errors import UserError
 from interp.models import anatomy as roles
 from interp.models.anatomy import Anatomy, Head, Refusal, Tap
+from interp.models.between import bridges_of
 from interp.models.block_by_hand import Reading, first_key
 from interp.models.calling import vocabulary_of
 from interp.models.float64 import numerics
@@ -108,6 +109,7 @@ def _read(reading: Reading, tokens: Tensor, written: list[Block], ends: _Ends) -
         lm_head=output_tap(head, first_key(head.outputs)),
         logits=Tap("", model, "output", logits_key),
         refused={},
+        bridges=bridges_of(trace, whole, stages),
     )
 
 

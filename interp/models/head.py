@@ -1,16 +1,13 @@
 """From the last block to the logits: the final norm, what follows it, the unembedding, its scale and its cap."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
-from torch import Tensor
-
-from interp.models.anatomy import Head, HeadStep, Refusal
+from interp.models.anatomy import Head, Piece, Refusal
+from interp.models.between import backwards
 from interp.models.flow import Stage, constant_factor, returned_inside
-from interp.models.neurons import activation_of
+from interp.models.norms import Norm
 from interp.models.probe import Call, Trace
-from interp.models.recognise import linear_of, norm_of
-from interp.models.transforms import Scale
+from interp.models.recognise import linear_of
 
 
 class HeadParts(NamedTuple):
@@ -56,48 +53,21 @@ def _unembedding(trace: Trace, whole: Call, node: int) -> tuple[Head | Refusal, 
 
 def _before_unembedding(
     trace: Trace, whole: Call, node: int, last: Stage
-) -> tuple[tuple[HeadStep, ...], Call | None, Call | None]:
-    """The steps from the final norm's output to `node` in order, the final norm, and what collapses several streams."""
-    steps: list[HeadStep] = []
+) -> tuple[tuple[Piece, ...], Call | None, Call | None]:
+    """The pieces from the final norm's output to `node`, the final norm, and what collapses several streams."""
+    pieces: list[Piece] = []
     stream = trace.root(last.leaves)
-    for _ in range(8):
-        if trace.root(node) == stream:
-            return tuple(steps[::-1]), None, None
-        returned = trace.returned_by(node)
-        norm_call = next((c for c in reversed(returned) if norm_of(trace, c) is not None), None)
-        linear_call = next((c for c in reversed(returned) if linear_of(trace, c) is not None), None)
-        if norm_call is not None:
-            entered = next(iter(norm_call.inputs.values()))
+    if trace.root(node) == stream:
+        return (), None, None
+    for piece, entered, call in backwards(trace, node):
+        if isinstance(piece, Norm):
             collapse = returned_inside(trace, entered, whole)
             reads = [] if collapse is None else [trace.root(value) for value in collapse.inputs.values()]
             if trace.root(entered) == stream:
-                return tuple(steps[::-1]), norm_call, None
+                return tuple(pieces[::-1]), call, None
             if last.stacked(trace) and stream in reads:
-                return tuple(steps[::-1]), norm_call, collapse
-            norm = norm_of(trace, norm_call)
-            assert norm is not None
-            steps.append(norm)
-            node = entered
-        elif linear_call is not None:
-            linear = linear_of(trace, linear_call)
-            assert linear is not None
-            steps.append(linear)
-            node = next(iter(linear_call.inputs.values()))
-        elif (op := trace.producer.get(trace.root(node))) and (constant := constant_factor(trace, op)) is not None:
-            steps.append(Scale(constant[1]))
-            node = constant[0]
-        elif (activated := _activated(trace, node)) is not None:
-            steps.append(activated[0])
-            node = activated[1]
-        else:
-            break
+                return tuple(pieces[::-1]), call, collapse
+        pieces.append(piece)
+        if trace.root(entered) == stream:
+            return tuple(pieces[::-1]), None, None
     return (), None, None
-
-
-def _activated(trace: Trace, node: int) -> tuple[Callable[[Tensor], Tensor], int] | None:
-    """(function, argument) if `node` is a known activation of a linear map's output."""
-    for candidate in sorted(trace.ancestors(node, since=max(0, node - 64)), reverse=True):
-        if candidate != node and any(linear_of(trace, call) is not None for call in trace.returned_by(candidate)):
-            function = activation_of(trace, candidate, node)
-            return None if function is None else (function, candidate)
-    return None

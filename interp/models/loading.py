@@ -14,7 +14,7 @@ from interp.models.parameters import seeded
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_TOKENIZER_FILES = (
+TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer.model",
     "vocab.json",
@@ -135,12 +135,20 @@ def _is_quantised(checkpoint: Checkpoint) -> bool:
 
 def _load_tokenizer(checkpoint: Checkpoint) -> "PreTrainedTokenizerBase | None":
     """The folder's own, else that of its first part."""
+    folders = (checkpoint.path, *parts_of(checkpoint.path, architecture_in(checkpoint))[:1])
+    return next((found for folder in folders if (found := load_tokenizer(folder, checkpoint.name)) is not None), None)
+
+
+def load_tokenizer(folder: Path, name: str) -> "PreTrainedTokenizerBase | None":
+    """The tokenizer whose files lie in `folder`; None where there are none.
+
+    Raises `UserError` where they cannot be read.
+    """
     from transformers import AutoTokenizer
 
-    for folder in (checkpoint.path, *parts_of(checkpoint.path, architecture_in(checkpoint))[:1]):
-        if any((folder / name).exists() for name in _TOKENIZER_FILES):
-            try:
-                return AutoTokenizer.from_pretrained(folder)
-            except (ValueError, KeyError, OSError, ImportError) as error:
-                raise UserError(f"Cannot load the tokenizer of {checkpoint.name}: {first_line(error)}") from None
-    return None
+    if not any((folder / file).exists() for file in TOKENIZER_FILES):
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except (ValueError, KeyError, OSError, ImportError) as error:
+        raise UserError(f"Cannot load the tokenizer of {name}: {first_line(error)}") from None

@@ -13,7 +13,7 @@ from math import sqrt
 import torch
 from torch import Tensor
 
-from interp.models.anatomy import Anatomy, Head, Linear, Refusal, Routing
+from interp.models.anatomy import Anatomy, Head, Linear, Network, Piece, Refusal, Routing
 from interp.models.equations import Equation, Sides, block_equations, normed, same, through
 from interp.models.float64 import numerics
 from interp.models.linear import products
@@ -93,7 +93,10 @@ def _claims(anatomy: Anatomy, captured: Captured) -> Iterator[Claim]:
             yield from judged(anatomy, layer, equation)
         for proof, text, points, sides in boundary_equations(anatomy, get, layer):
             yield from judged(anatomy, layer, (proof, text, points, sides))
-            yield from judged(anatomy, layer + 1, (proof, "resid_pre.l = resid_post.(l-1)", "resid_pre", sides))
+            from_below = text.replace("resid_pre.(l+1)", "resid_pre.l").replace("resid_post.l", "resid_post.(l-1)")
+            yield from judged(anatomy, layer + 1, (proof, from_below, "resid_pre", sides))
+            if layer in anatomy.bridges:
+                yield from judged(anatomy, None, (proof, f"{text}, at layer {layer}", "adapter_out", sides))
     for equation in chain(_head(anatomy, get), final_norm_equations(anatomy, get)):
         yield from judged(anatomy, None, equation)
 
@@ -138,10 +141,22 @@ def block_equations_at(anatomy: Anatomy, get: Get, layer: int) -> Iterator[Equat
 
 
 def boundary_equations(anatomy: Anatomy, get: Get, layer: int) -> Iterator[Equation]:
-    """From one block to the next; nothing after the last."""
-    if layer + 1 < len(anatomy.blocks):
-        sides = same(get("resid_pre", layer + 1), get("resid_post", layer))
-        yield "P2", "resid_post.l = resid_pre.(l+1)", "resid_post", sides
+    """From one block to the next, through the adapter where one stands between; nothing after the last."""
+    if layer + 1 == len(anatomy.blocks):
+        return
+    left, enters = get("resid_post", layer), get("resid_pre", layer + 1)
+    bridge = anatomy.bridges.get(layer)
+    if bridge is None or isinstance(bridge.pieces, Refusal):
+        yield "P2", "resid_post.l = resid_pre.(l+1)", "resid_post", same(enters, left)
+        return
+    made, name = (get("adapter_out"), "adapter_out") if len(anatomy.bridges) == 1 else (enters, "resid_pre.(l+1)")
+    sides = None
+    if left is not None and made is not None:
+        own, magnitude, widest = sums_through(bridge.pieces, left)
+        sides = Sides(own, made, magnitude, widest)
+    yield "P2", f"adapter(resid_post.l) = {name}", "resid_post", sides
+    if made is not enters:
+        yield "P2", "adapter_out = resid_pre.(l+1)", "resid_post", same(enters, made)
 
 
 def final_norm_equations(anatomy: Anatomy, get: Get) -> Iterator[Equation]:
@@ -214,19 +229,28 @@ def _head(anatomy: Anatomy, get: Get) -> Iterator[Equation]:
 
 def unembedded(head: Head, x: Tensor) -> tuple[Tensor, Tensor, int]:
     """The unembedding's own output from the final norm's, the summands' magnitude, and the widest sum on the way."""
-    own, magnitude, widest = x, x.abs(), head.linear.shape[1]
-    for step in (*head.before, head.linear):
-        if isinstance(step, Linear):
-            shown = head.before and step.packed is None
-            spread = products(magnitude, step.weight.abs(), None)[0] if shown else magnitude.new_zeros(())
-            own, magnitude = step.sums(own)
-            magnitude, widest = torch.maximum(spread, magnitude), max(widest, step.shape[1])
-        elif isinstance(step, Norm):
-            own, magnitude = through(step, own, magnitude)
-        elif isinstance(step, Scale):
-            own, magnitude = step.read(own), step.read(magnitude).abs()
+    return sums_through((*head.before, head.linear), x)
+
+
+def sums_through(pieces: Sequence[Piece], x: Tensor) -> tuple[Tensor, Tensor, int]:
+    """What the pieces make of x in float64, the summands' magnitude, and the widest sum on the way."""
+    own, magnitude, widest = x, x.abs(), 1
+    for piece in pieces:
+        if isinstance(piece, Linear):
+            shown = len(pieces) > 1 and piece.packed is None
+            spread = products(magnitude, piece.weight.abs(), None)[0] if shown else magnitude.new_zeros(())
+            own, magnitude = piece.sums(own)
+            magnitude, widest = torch.maximum(spread, magnitude), max(widest, piece.shape[1])
+        elif isinstance(piece, Norm):
+            own, magnitude = through(piece, own, magnitude)
+        elif isinstance(piece, Network):
+            with torch.no_grad(), numerics(dtype_of(piece.module)):
+                own = piece.module(own[None].to(dtype_of(piece.module)))[0].double()
+            magnitude, widest = own.abs().amax(-1, keepdim=True).expand_as(own), max(widest, x.shape[-1])
+        elif isinstance(piece, Scale):
+            own, magnitude = piece.read(own), piece.read(magnitude).abs()
         else:
-            own = step(own)
+            own = piece(own)
     return own, magnitude, widest
 
 

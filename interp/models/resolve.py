@@ -19,6 +19,7 @@ from interp.models.anatomy import (
     scaled,
 )
 from interp.models.attention import AttentionCall, observed
+from interp.models.between import bridges_of
 from interp.models.calling import calling_of
 from interp.models.float64 import numerics
 from interp.models.flow import Remixing, Renorming, Stage, Weighing, norm_behind, sources, stages
@@ -111,6 +112,7 @@ def _read(trace: Trace, model: nn.Module, tokens: torch.Tensor) -> Anatomy:
         else output_tap(lm_head, next(iter(lm_head.outputs))),
         logits=Tap("", model, "output", logits_key),
         refused={},
+        bridges=bridges_of(trace, whole, found),
     )
 
 

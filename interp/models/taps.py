@@ -58,8 +58,19 @@ def _trunk_tap(anatomy: Anatomy, name: str) -> Tap | Refusal:
             return _normalized(anatomy.final_norm, anatomy.final_norm_input, NormScale)
         case "lm_head":
             return anatomy.lm_head
+        case "adapter_out":
+            return _adapter_out(anatomy)
         case _:
             return anatomy.logits
+
+
+def _adapter_out(anatomy: Anatomy) -> Tap | Refusal:
+    if len(anatomy.bridges) == 1:
+        return next(iter(anatomy.bridges.values())).output
+    if not anatomy.bridges:
+        return Refusal("the blocks of this model are one group, with no adapter between them", ("embeddings",))
+    after = tuple(f"resid_pre.{layer + 1}" for layer in anatomy.bridges)
+    return Refusal(f"{len(after)} adapters stand between the groups of this model's blocks", after)
 
 
 def _block_tap(block: Block, name: str) -> Tap | Refusal:

@@ -106,10 +106,14 @@ def block_weights(anatomy: Anatomy, layer: int) -> BlockWeights | Refusal:
     )
 
 
-def norm_weights(norm: Norm | None) -> NormWeights | None:
-    """The norm's effective gain and bias."""
-    return None if norm is None else NormWeights(norm.gain, norm.bias, norm.centred)
+def norm_weights(norm: Norm, like: Tensor | None = None) -> NormWeights:
+    """The norm's effective gain and bias, of the dtype and device of `like` if it is given."""
+    gain, bias = norm.gain, norm.bias
+    if like is not None:
+        gain, bias = gain.detach().to(like), None if bias is None else bias.detach().to(like)
+    return NormWeights(gain, bias, norm.centred)
 
 
 def _around(sublayer: Sublayer) -> SublayerWeights:
-    return SublayerWeights(norm_weights(sublayer.pre_norm), norm_weights(sublayer.post_norm), sublayer.multiplier)
+    pre, post = (norm if norm is None else norm_weights(norm) for norm in (sublayer.pre_norm, sublayer.post_norm))
+    return SublayerWeights(pre, post, sublayer.multiplier)

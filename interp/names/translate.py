@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from interp.errors import UserError
-from interp.names import dictionaries, modules, transformer_lens
+from interp.names import dictionaries, hooks, modules, transformer_lens
 from interp.names.answer import Answer, NameRefused, Spelling, served
 from interp.names.layout import Layout
 from interp.points import POINTS, Address
@@ -41,6 +41,7 @@ DIALECTS = {
     ),
     "gemma_scope": Tool("Gemma Scope", dictionaries.read_gemma_scope, dictionaries.gemma_scope_names),
     "circuit_tracer": Tool("circuit-tracer", dictionaries.read_circuit_tracer, dictionaries.circuit_tracer_names),
+    "hooks": Tool("hook names by group", hooks.read, hooks.names),
 }
 TOOLS = {tool: dialect.title for tool, dialect in DIALECTS.items()}
 
@@ -123,6 +124,7 @@ _LOOKS = {
     r"blocks\.\w+\..*hook_.*|hook_.*|(ln_final|embed|unembed|pos_embed|rotary_emb)\.hook_.*": "transformer_lens",
     r".*hidden_states\[.*|\S+[ :](in|out)put.*": "hf",
     r".*\.(in|out)puts?(\[.*)?": "nnsight",
+    rf"(\w+\.)+\w+\.({'|'.join(POINTS)})": "hooks",
     r"(\w+\.)*(layers|h|blocks)[.\[]\d+.*": "sparsify",
 }
 """Whose name a text looks like, for the reason that is given when nobody's name it is; the first that fits."""

@@ -145,6 +145,13 @@ def _rows() -> list[Point]:
             proof="P1",
         ),
         Point(
+            "adapter_out",
+            d,
+            "what an adapter between two groups of blocks makes of the stream; enters the next group",
+            per_layer=False,
+            proof="P2",
+        ),
+        Point(
             "final_normalized",
             d,
             "resid_post / scale before the final norm's gain and bias",

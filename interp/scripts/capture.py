@@ -24,7 +24,7 @@ class CaptureCommand(Loading):
     prompt: str
     """Text; the tokenizer adds BOS if that is its default."""
     points: tuple[str, ...]
-    """Addresses such as resid_post.10 mlp_out_post.4 final_norm."""
+    """Addresses such as resid_post.10 mlp_out_post.4 final_norm, or hook names such as layers_first.0.resid_post."""
     out: Path = Path("acts.safetensors")
     """File to write: one tensor per address, [pos, ...], and the tokens."""
     max_new_tokens: int = 0
@@ -35,13 +35,15 @@ class CaptureCommand(Loading):
 
 def run(config: CaptureCommand) -> None:
     """Write the file and say what is in it."""
-    from interp.points import Address
+    from interp.names import hooks
 
-    addresses = [Address.parse(point) for point in config.points]
+    for point in config.points:
+        hooks.check(point)
     check_output(config.out.parent)
     from interp.engines.base import Request
 
     engine = config.load(config.model, engine=config.engine)
+    addresses = [hooks.address(point, engine.model.blocks) for point in config.points]
     (result,) = engine.run([Request(config.prompt, capture=addresses, max_new_tokens=config.max_new_tokens)])
     save(config.out, result, engine.model, config.prompt)
 

@@ -39,7 +39,7 @@ class Generate(Loading):
     steer: Path | None = None
     """JSON file of edits, as interp.edits.to_json writes it."""
     capture: tuple[str, ...] = ()
-    """Addresses to capture while decoding, such as resid_post.10."""
+    """Addresses, or hook names, to capture while decoding, such as resid_post.10."""
     out: Path = Path("acts.safetensors")
     """File for what is captured: one tensor per address, [pos, ...], and the tokens."""
     compile: bool = False
@@ -54,11 +54,12 @@ def run(config: Generate) -> None:
     from interp.engines.base import Request
     from interp.engines.sampling import Sampling
     from interp.errors import UserError
-    from interp.points import Address
+    from interp.names import hooks
     from interp.scripts.capture import save
 
-    addresses = [Address.parse(point) for point in config.capture]
-    if addresses:
+    for point in config.capture:
+        hooks.check(point)
+    if config.capture:
         check_output(config.out.parent)
     sampling = Sampling(
         temperature=config.temperature,
@@ -77,6 +78,7 @@ def run(config: Generate) -> None:
             raise UserError(f"Cannot read the edits in {config.steer}: {error.strerror}.") from None
     engine = config.load(config.model, engine=config.engine, compile=config.compile)
     tokens = engine.to_chat_tokens([{"role": "user", "content": config.prompt}]) if config.chat else config.prompt
+    addresses = [hooks.address(point, engine.model.blocks) for point in config.capture]
     request = Request(tokens, capture=addresses, edits=edits, max_new_tokens=config.max_new_tokens, sampling=sampling)
     result = None
     for step in engine.stream(request):

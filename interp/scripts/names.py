@@ -24,7 +24,7 @@ class Names(Loading):
     """Packaged name, checkpoint directory, GGUF file or hub id; without one only what holds on every family is told."""
     to: str | None = None
     """interp, transformer_lens, transformer_lens_legacy, nnsight, nnterp, hf, sae_lens, sparsify, dictionary_learning,
-    gemma_scope or circuit_tracer; all of them if left out."""
+    gemma_scope, circuit_tracer or hooks; all of them if left out."""
     source: Annotated[str | None, tyro.conf.arg(name="from")] = None
     """The tool whose name it is; found out if left out."""
 

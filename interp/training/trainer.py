@@ -117,7 +117,7 @@ class Trainer:
             return [reports[job.layer] for job in jobs]
         check_writable(self.out_dir)
         Corpus.of(rows.train + rows.held_out).save(self.out_dir)
-        activations = self._workspace(rows, len(todo))
+        activations = self._workspace(rows, todo)
         try:
             points = [point for job in todo for point in (job.input_point, job.output_point)]
             store = harvest(
@@ -180,11 +180,11 @@ class Trainer:
     def _jobs(self) -> list[_Job]:
         n_layers = self.engine.model.n_layers
         layers = range(n_layers) if self.config.layers is None else sorted(set(self.config.layers))
-        n_latents = self.config.expansion_factor * self.engine.model.d_model
-        if self.config.k > n_latents:
-            raise UserError(f"k = {self.config.k} exceeds the {n_latents} latents; choose a smaller k.")
         if outside := [layer for layer in layers if not 0 <= layer < n_layers]:
             raise UserError(f"{self.engine.model.name} has layers 0 to {n_layers - 1}; there is no layer {outside[0]}.")
+        n_latents = self.config.expansion_factor * min(map(self.engine.model.width, layers))
+        if self.config.k > n_latents:
+            raise UserError(f"k = {self.config.k} exceeds the {n_latents} latents; choose a smaller k.")
         jobs = [
             _Job(i, str(Address(self.config.input_point, i)), str(Address(self.config.output_point, i))) for i in layers
         ]
@@ -222,13 +222,13 @@ class Trainer:
             return None
         return _report(job.layer, config)
 
-    def _workspace(self, rows: TokenRows, n_jobs: int) -> Path:
+    def _workspace(self, rows: TokenRows, jobs: list[_Job]) -> Path:
         """An empty folder for the activations, on a disk that holds them."""
         folder = self.out_dir / "activations"
         shutil.rmtree(folder, ignore_errors=True)
         tokens = sum(len(row.tokens) for row in rows.train + rows.held_out)
         itemsize = np.dtype(self.config.store_dtype).itemsize
-        needed = tokens * n_jobs * 2 * self.engine.model.d_model * itemsize
+        needed = tokens * sum(2 * self.engine.model.width(job.layer) for job in jobs) * itemsize
         free = shutil.disk_usage(self.out_dir).free
         if needed > free:
             raise UserError(

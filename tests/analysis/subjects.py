@@ -10,13 +10,13 @@ from interp.engines.load import wrap
 from interp.models.tiny import tiny_model
 from tests.families.loaded import F64
 from tests.families.loaded import engine as plain_engine
-from tests.families.tiny import build
+from tests.families.tiny import SPLIT_LLAMAS, build
 from tests.training.conftest import tiny_tokenizer
 
 CLEAN, CORRUPTED = [11, 64, 2, 130, 5, 5, 88], [11, 9, 2, 130, 77, 5, 88]
-FAMILIES = ["gpt2", "llama", "gemma2", "granite", "gpt_neox_parallel", "olmo2", "cohere2"]
+FAMILIES = ["gpt2", "llama", "gemma2", "granite", "gpt_neox_parallel", "olmo2", "cohere2", *SPLIT_LLAMAS]
 """LayerNorm and biases; RMSNorm and attention biases; norms behind and a cap; multipliers; parallel; norms behind only;
-parallel with a factor at the logits."""
+parallel with a factor at the logits; a narrower first layer with a matrix behind it, or an MLP."""
 CAP = 30.0
 
 

@@ -50,6 +50,10 @@ BY_HAND = [
     ("gemma2", "attn_out_post", 2, None, "model.layers.2.post_attention_layernorm", "output"),
     ("gpt2", "mlp_in", 1, None, "transformer.h.1.mlp", "input"),
     ("gpt_neox_parallel", "attn_out", 1, None, "gpt_neox.layers.1.attention", "output"),
+    ("split_llama", "mlp_out", 0, None, "layers_first.0.mlp", "output"),
+    ("split_llama", "z", 0, 3, "layers_first.0.self_attn.o_proj", "input"),
+    ("split_llama", "z", 2, 5, "layers_last.1.self_attn.o_proj", "input"),
+    ("split_llama_mlp", "resid_pre", 1, None, "adapter", "output"),
 ]
 
 
@@ -61,7 +65,8 @@ def test_a_cell_equals_a_hook_written_by_hand(
     positions = (4, 6)
     source, target = (CORRUPTED, CLEAN) if noising else (CLEAN, CORRUPTED)
     model = subject(family)
-    channels = slice(None) if head is None else slice(head * 10, head * 10 + 10)
+    d_head = 14 if family == "split_llama" and layer == 0 else 10
+    channels = slice(None) if head is None else slice(head * d_head, (head + 1) * d_head)
     kept: list[Tensor] = []
 
     def keep(x: Tensor) -> Tensor:
@@ -97,7 +102,7 @@ def test_a_cell_equals_a_hook_written_by_hand(
     assert hook_count(model.module) == hooks
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama", "gemma2", "gpt_neox_parallel"])
+@pytest.mark.parametrize("family", ["gpt2", "llama", "gemma2", "gpt_neox_parallel", "split_llama_mlp"])
 def test_a_batch_of_patches_gives_what_each_gives_alone(family: str) -> None:
     model, points = subject(family), ["resid_pre", "mlp_out_post.1", "attn_in"]
     alone = activation_patching(model, CLEAN, CORRUPTED, points, METRIC, batch_size=1)

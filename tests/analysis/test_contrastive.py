@@ -12,10 +12,14 @@ from tests.analysis.subjects import CLEAN, reader, subject
 POSITIVE, NEGATIVE = [[7, 3, 99], [11, 64, 2, 130, 5], [40]], [[9, 9], [1, 2, 3, 4, 5, 6, 7]]
 
 
-@pytest.mark.parametrize("point", ["resid_post.1", "mlp_out.2", "z.1", "z.1.head-2", "final_norm"])
+CELLS = [("llama", point) for point in ("resid_post.1", "mlp_out.2", "z.1", "z.1.head-2", "final_norm")]
+CELLS += [("split_llama", point) for point in ("resid_post.0", "z.0.head-3", "adapter_out")]
+
+
+@pytest.mark.parametrize(("family", "point"), CELLS)
 @pytest.mark.parametrize("position", [-1, 0])
-def test_it_equals_a_loop_over_prompts(point: str, position: int) -> None:
-    model = subject("llama")
+def test_it_equals_a_loop_over_prompts(family: str, point: str, position: int) -> None:
+    model = subject(family)
 
     def mean(prompts: list[list[int]]) -> torch.Tensor:
         rows = [model.run([Request(prompt, capture=[point])])[0].capture[point][position] for prompt in prompts]

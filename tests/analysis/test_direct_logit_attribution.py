@@ -1,6 +1,7 @@
 """Rows sum to the logit before its cap, and each is what the logit loses without it when every denominator is held."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from interp.engines.base import Capture, Request
 from interp.engines.eager import EagerEngine
 from interp.errors import PointRefused, UserError
 from tests.analysis.subjects import CAP, CLEAN, FAMILIES, other, own_logits, reader, subject
+from tests.families.tiny import SPLIT_LLAMAS
 
 TOKEN, MINUS = 5, 99
 UNLIKE = {
@@ -32,6 +34,8 @@ NORM_AND_HEAD = {
     "gpt_neox_parallel": ("gpt_neox.final_layer_norm", "lm_head", 0.0, 1.0),
     "olmo2": ("model.norm", "lm_head", 0.0, 1.0),
     "cohere2": ("model.norm", "lm_head", 0.0, 0.0625),
+    "split_llama": ("norm", "lm_head", 0.0, 1.0),
+    "split_llama_mlp": ("norm", "lm_head", 0.0, 1.0),
 }
 """Final norm, unembedding, what is added to the gain, and the factor of the logits, from transformers' source."""
 CENTRED = ("gpt2", "gpt_neox_parallel", "cohere2")
@@ -45,6 +49,17 @@ def frozen_logits(family: str, x: Tensor, scale: Tensor) -> Tensor:
     normed = x / scale * (norm.weight + offset)  # type: ignore[operator]
     bias = getattr(norm, "bias", None)
     return (normed if bias is None else normed + bias) @ head.weight.T * factor  # type: ignore[operator]
+
+
+def at_the_end(family: str, got: Capture, part: str) -> Tensor:
+    """A contribution as it arrives in the last stream: through the adapter's matrices and the mask of its ReLU."""
+    if family not in SPLIT_LLAMAS or not part.endswith(".0"):
+        return got[part]
+    adapter: Any = subject(family).module.get_submodule("adapter")
+    if family == "split_llama":
+        return got[part] @ adapter.weight.T
+    mask = adapter[0](got["resid_post.0"]) > 0
+    return (got[part] @ adapter[0].weight.T * mask) @ adapter[2].weight.T
 
 
 def difference(logits: Tensor) -> float:
@@ -70,7 +85,8 @@ def test_rows_sum_to_the_logit_before_its_cap(family: str, position: int, minus:
     assert abs(math.fsum(row.value for row in found.rows) - right) <= 1e-11
     assert abs(found.error) <= 1e-12 and found.error == found.total - found.before_cap
     assert found.position == position % 7 and not found.unsplit
-    assert sum(row.head is not None for row in found.rows) == (18 if heads else 0)
+    n_heads = (4 if family in SPLIT_LLAMAS else 6) + 6 + 6
+    assert sum(row.head is not None for row in found.rows) == (n_heads if heads else 0)
 
 
 def test_the_cap_is_no_part_of_the_sum() -> None:
@@ -86,13 +102,15 @@ def test_the_cap_is_no_part_of_the_sum() -> None:
 def test_a_row_is_what_the_logit_loses_without_it(family: str) -> None:
     found = direct_logit_attribution(subject(family), CLEAN, TOKEN, MINUS)
     parts = [f"{kind}_out_post.{layer}" for layer in range(3) for kind in ("attn", "mlp")]
-    got = captured(subject(family), ["resid_post.2", "final_norm_scale", "resid_pre.0", *parts])
+    got = captured(subject(family), ["resid_post.2", "final_norm_scale", "resid_pre.0", "resid_post.0", *parts])
     whole = difference(frozen_logits(family, got["resid_post.2"], got["final_norm_scale"]))
     assert whole == pytest.approx(found.before_cap, abs=1e-12)
     for part in parts:
-        without = difference(frozen_logits(family, got["resid_post.2"] - got[part], got["final_norm_scale"]))
+        left = got["resid_post.2"] - at_the_end(family, got, part)
+        without = difference(frozen_logits(family, left, got["final_norm_scale"]))
         assert found[part] == pytest.approx(whole - without, abs=1e-11)
-    without = difference(frozen_logits(family, got["resid_post.2"] - got["resid_pre.0"], got["final_norm_scale"]))
+    left = got["resid_post.2"] - at_the_end(family, got, "resid_pre.0")
+    without = difference(frozen_logits(family, left, got["final_norm_scale"]))
     embedded = sum(row.value for row in found.rows if row.source.endswith(" embedding"))
     assert embedded == pytest.approx(whole - without, abs=1e-11)
     for layer in range(3):
@@ -101,7 +119,7 @@ def test_a_row_is_what_the_logit_loses_without_it(family: str) -> None:
 
 
 @pytest.mark.parametrize("layer", [0, 2])
-@pytest.mark.parametrize("family", ["gpt2", "llama", "granite", "gpt_neox_parallel", "cohere2"])
+@pytest.mark.parametrize("family", ["gpt2", "llama", "granite", "gpt_neox_parallel", "cohere2", "split_llama"])
 def test_a_head_is_what_ablating_it_takes_when_all_behind_it_is_held(family: str, layer: int) -> None:
     """A real ablation: z of one head is zeroed while the model runs, and every later contribution is held."""
     model = subject(family)
@@ -109,7 +127,7 @@ def test_a_head_is_what_ablating_it_takes_when_all_behind_it_is_held(family: str
     later = [f"mlp_out_post.{layer}"] + [f"{k}_out_post.{at}" for at in range(layer + 1, 3) for k in ("attn", "mlp")]
     clean = captured(model, [*later, "resid_post.2", "final_norm_scale"])
     held = [Replace(name, clean[name]) for name in later]
-    for head in range(6):
+    for head in range(4 if family == "split_llama" and layer == 0 else 6):
         ablated = captured(model, ["resid_post.2"], [Ablate(f"z.{layer}.head-{head}"), *held])
         lost = [
             difference(frozen_logits(family, x["resid_post.2"], clean["final_norm_scale"])) for x in (clean, ablated)
@@ -137,6 +155,17 @@ def test_a_head_before_a_norm_counts_with_the_norm_held(family: str, path: str, 
         written = got["head_out.1"][:, head] / denominator * gain
         without = difference(frozen_logits(family, got["resid_post.2"] - written, got["final_norm_scale"]))
         assert found[f"head_out.1.head-{head}"] == pytest.approx(whole - without, abs=1e-11)
+
+
+def test_the_biases_of_an_adapter_are_a_row() -> None:
+    found = direct_logit_attribution(subject("split_llama_mlp"), CLEAN, TOKEN, MINUS)
+    got = captured(subject("split_llama_mlp"), ["resid_post.0", "final_norm_scale"])
+    adapter: Any = subject("split_llama_mlp").module.get_submodule("adapter")
+    mask = adapter[0](got["resid_post.0"]) > 0
+    constant = (adapter[0].bias * mask) @ adapter[2].weight.T + adapter[2].bias
+    right = difference(frozen_logits("split_llama_mlp", constant, got["final_norm_scale"]))
+    assert found["adapter's biases behind layer 0"] == pytest.approx(right, abs=1e-12) and abs(right) > 1e-3
+    assert not any("adapter" in row.source for row in direct_logit_attribution(subject("split_llama"), CLEAN, 5).rows)
 
 
 def test_biases_and_embeddings_are_rows() -> None:

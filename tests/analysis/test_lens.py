@@ -8,6 +8,7 @@ from interp.analysis import logit_lens
 from interp.engines.base import Request
 from interp.errors import PointRefused, UserError
 from tests.analysis.subjects import CAP, CLEAN, FAMILIES, other, own_logits, reader, subject
+from tests.families.tiny import SPLIT_LLAMAS
 
 NORM_AND_HEAD = {
     "gpt2": ("transformer.ln_f", "lm_head", lambda z: z),
@@ -17,11 +18,13 @@ NORM_AND_HEAD = {
     "gpt_neox_parallel": ("gpt_neox.final_layer_norm", "lm_head", lambda z: z),
     "olmo2": ("model.norm", "lm_head", lambda z: z),
     "cohere2": ("model.norm", "lm_head", lambda z: z * 0.0625),
+    "split_llama": ("norm", "lm_head", lambda z: z),
+    "split_llama_mlp": ("norm", "lm_head", lambda z: z),
 }
 
 
 def by_hand(family: str, tokens: list[int]) -> Tensor:
-    """[layers, pos, d_vocab]: hooks on the blocks, then the modules one after the other."""
+    """[layers, pos, d_vocab]: hooks on the blocks, then the modules one after the other, an adapter first."""
     model, (norm, head, after) = subject(family), NORM_AND_HEAD[family]
     streams: list[Tensor] = []
     handles = [
@@ -35,6 +38,8 @@ def by_hand(family: str, tokens: list[int]) -> Tensor:
         handle.remove()
     norm, head = model.module.get_submodule(norm), model.module.get_submodule(head)
     with torch.no_grad(), model.numerics():
+        if family in SPLIT_LLAMAS:
+            streams[0] = model.module.adapter(streams[0])  # type: ignore[operator]
         return torch.stack([after(head(norm(stream)))[0] for stream in streams])
 
 
@@ -76,8 +81,9 @@ def test_each_layer_has_statistics_of_its_own() -> None:
     assert lens.logits is not None and (lens.logits[0] - head(borrowed)).abs().max() > 0.01
 
 
-def test_other_points_layers_and_positions() -> None:
-    model = subject("llama")
+@pytest.mark.parametrize("family", ["llama", "split_llama_mlp"])
+def test_other_points_layers_and_positions(family: str) -> None:
+    model = subject(family)
     whole = logit_lens(model, CLEAN, return_logits=True)
     before = logit_lens(model, CLEAN, point="resid_pre", layers=[2, 1], positions=[-1, 0], return_logits=True)
     assert before.layers == (2, 1) and before.positions == (6, 0)

@@ -7,12 +7,12 @@ from interp.edits import Add
 from interp.engines.base import Request
 from interp.engines.cache import run_with_cache
 from tests.families.loaded import F64, engine
-from tests.families.tiny import FAMILIES
+from tests.families.tiny import EVERY
 
 TOKENS = torch.tensor([[7, 3, 99, 64], [1, 2, 3, 4], [88, 88, 5, 0]])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY)
 def test_three_rows_are_three_rows(family: str) -> None:
     model, v = engine(family), torch.linspace(-1, 1, 48, dtype=F64)
     cache = run_with_cache(model, TOKENS, ["resid_post.1", "attn_out.1"])

@@ -5,10 +5,10 @@ import torch
 
 from interp.engines.base import Request
 from tests.families.loaded import engine
-from tests.families.tiny import FAMILIES
+from tests.families.tiny import EVERY
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY)
 def test_logits_of_every_cached_step_equal_those_of_one_full_forward(family: str) -> None:
     model = engine(family)
     results = model.run([Request(p, max_new_tokens=6, return_logits=True) for p in ([7, 3, 99], [5, 4, 3, 2, 1, 9])])

@@ -10,7 +10,7 @@ from interp.errors import UserError
 from tests.families.loaded import F32, F64, PROMPTS, engine
 
 MATRIX = ["attn_scores.{l}", "attn_probs.{l}", "query_rot.{l}", "key_rot.{l}"]
-GROUPED = ["llama", "qwen3", "gemma2", "gemma3", "olmo2", "glm4", "granite", "stablelm", "phi3"]
+GROUPED = ["llama", "qwen3", "gemma2", "gemma3", "olmo2", "glm4", "granite", "stablelm", "phi3", "split_llama"]
 TOKENS = [11, 64, 2, 130, 5, 5, 88]
 
 
@@ -72,7 +72,7 @@ def test_scores_are_scaled_products_of_the_rotated_queries_and_keys(family: str)
     assert (scores[:, ~causal] < -1e30).all() and (result.capture["attn_probs.1"][:, ~causal] == 0).all()
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "phi", "gpt_neox_parallel", "gptj"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "phi", "gpt_neox_parallel", "gptj", "split_llama"])
 def test_rotation_keeps_lengths_and_leaves_the_first_position_alone(family: str) -> None:
     """What is rotated is the query after its norm, where it has one."""
     model = engine(family)
@@ -122,7 +122,7 @@ def test_other_points_of_such_a_request_equal_the_usual_ones_within_the_floor() 
     assert torch.allclose(usual.capture["resid_post.2"], beside.capture["resid_post.2"], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "split_llama_mlp"])
 def test_matrices_of_unequal_prompts_equal_those_alone(family: str) -> None:
     model = engine(family)
     points = [text.format(l=2) for text in MATRIX]

@@ -13,7 +13,7 @@ from interp.errors import UserError
 from tests.families.loaded import engine
 
 TOKENS = [5, 9, 120, 33, 71]
-FAMILIES = ["llama", "qwen3", "gemma2", "gpt2", "bloom", "mpt", "falcon"]
+FAMILIES = ["llama", "qwen3", "gemma2", "gpt2", "bloom", "mpt", "falcon", "split_llama"]
 
 
 def run(model: EagerEngine, *edits: Edit, capture: tuple[str, ...] = ()) -> tuple[Tensor, Any]:

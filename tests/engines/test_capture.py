@@ -80,7 +80,14 @@ GPT2 = {
     "resid_post": ("transformer.h.{l}", "output"),
     "embeddings": ("transformer.wte", "output"),
 }
+SPLIT = {
+    point: (path.replace("model.layers.{l}", "{block}").removeprefix("model."), side)
+    for point, (path, side) in LLAMA.items()
+} | {"adapter_out": ("adapter", "output")}
+BLOCKS = ("layers_first.0", "layers_last.0", "layers_last.1")
 MODULES = {
+    "split_llama": SPLIT,
+    "split_llama_mlp": SPLIT,
     "llama": LLAMA,
     "qwen3": LLAMA,
     "gemma2": SANDWICH,
@@ -95,7 +102,7 @@ MODULES = {
 @pytest.mark.parametrize("family", MODULES)
 def test_captures_equal_plain_hooks_bit_for_bit(family: str) -> None:
     wanted = {
-        (f"{point}.{layer}" if "{l}" in path else point): (path.format(l=layer), side)
+        (f"{point}.{layer}" if "{" in path else point): (path.format(l=layer, block=BLOCKS[layer]), side)
         for point, (path, side) in MODULES[family].items()
         for layer in range(N_LAYERS)
     }
@@ -106,7 +113,7 @@ def test_captures_equal_plain_hooks_bit_for_bit(family: str) -> None:
         assert torch.equal(result.capture[address], tensor), address
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", "falcon", "gpt2", "granite"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "falcon", "gpt2", "granite", "split_llama_mlp"])
 def test_one_point_alone_equals_all_together_in_any_order(family: str) -> None:
     model = engine(family, F32)
     points = readable(model)
@@ -120,7 +127,7 @@ def test_one_point_alone_equals_all_together_in_any_order(family: str) -> None:
         assert torch.equal(alone.capture[point], together.capture[point]), point
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", "falcon", "gpt_neox_parallel"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "falcon", "gpt_neox_parallel", "split_llama"])
 def test_captures_never_change_and_share_no_memory(family: str) -> None:
     model = engine(family, F32)
     points = readable(model, matrices=True)
@@ -138,7 +145,7 @@ def test_captures_never_change_and_share_no_memory(family: str) -> None:
     assert len(set(storages)) == len(storages)
 
 
-@pytest.mark.parametrize("family", ["llama", "falcon"])
+@pytest.mark.parametrize("family", ["llama", "falcon", "split_llama"])
 def test_warm_equals_cold_and_no_hook_stays(family: str) -> None:
     model = engine(family, F32)
     points, hooks = readable(model, matrices=True), hook_count(engine(family, F32).module)
@@ -152,7 +159,7 @@ def test_warm_equals_cold_and_no_hook_stays(family: str) -> None:
 
 
 def test_observing_changes_no_logit() -> None:
-    for family in ("llama", "gemma3", "gpt2", "falcon"):
+    for family in ("llama", "gemma3", "gpt2", "falcon", "split_llama"):
         model = engine(family, F32)
         with torch.no_grad():
             right = model.module(input_ids=torch.tensor([TOKENS]), use_cache=False).logits[0]

@@ -78,11 +78,11 @@ def test_another_vector_scale_or_position_needs_no_other_graph(caplog: pytest.Lo
     assert count(caplog) == 1
 
 
-@pytest.mark.parametrize("family", ["gemma3"])
+@pytest.mark.parametrize("family", ["gemma3", "split_llama_mlp"])
 def test_every_kind_of_edit_that_is_data(family: str) -> None:
     rows = torch.randn(20, 48, generator=torch.Generator().manual_seed(3))
     edits = [
-        Project("resid_post.0", V, keep=0.2),
+        Project("resid_post.0", V[: engine(family, F32).model.width(0)], keep=0.2),
         Cap("resid_mid.1", V, 0.1),
         Swap("attn_out_post.1", V, V.flip(0)),
         Ablate("mlp_in.1", "mean"),

@@ -19,7 +19,7 @@ from interp.models.tiny import tiny_model
 from interp.models.transforms import Channels
 from interp.points import POINTS, Address
 from tests.families.loaded import engine, hook_count
-from tests.families.tiny import N_LAYERS
+from tests.families.tiny import N_LAYERS, SPLIT_LLAMAS
 from tests.models.test_streams import unseen
 
 FAMILIES = [
@@ -34,6 +34,7 @@ FAMILIES = [
     "mpt",
     "falcon",
     "opt",
+    *SPLIT_LLAMAS,
 ]
 TYPES = ["mixtral", "deepseek_v3", "glm4_moe", "llama4_text", "minimax", "mamba", "gpt_oss", "afmoe"]
 """Experts, latent attention, a norm that serves twice, a normed and weighed stream, no attention, sinks, a gate."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from interp.edits import Ablate, Add, Call, Cap, Edit, Project, Reconstruct, Replace, Scale, SetFeature, Swap
 from interp.engines.base import Request
 from tests.families.loaded import F64, PROMPTS, engine, hook_count, readable, writable
+from tests.families.tiny import SPLIT_LLAMAS
 
 TOKENS = [11, 64, 2, 130, 5, 5, 88]
 Change = Callable[[Tensor], Tensor]
@@ -57,9 +58,18 @@ BY_HAND: dict[str, dict[str, tuple[str, str, float]]] = {
     "bloom": {"attn_out_post": ("transformer.h.1.self_attention.dense", "output", 1.0)},
     "mpt": {"attn_out_post": ("transformer.blocks.1.attn.out_proj", "output", 1.0)},
     "falcon": {"mlp_out_post": ("transformer.h.1.mlp", "output", 1.0)},
+    "split_llama": {
+        "resid_pre": ("layers_last.0", "input", 1.0),
+        "attn_out_post": ("layers_last.0.self_attn", "output", 1.0),
+        "z": ("layers_last.0.self_attn.o_proj", "input", 1.0),
+        "mlp_act": ("layers_last.0.mlp.down_proj", "input", 1.0),
+        "resid_post": ("layers_last.0", "output", 1.0),
+    },
+    "split_llama_mlp": {"resid_pre": ("adapter", "output", 1.0)},
 }
 """Point -> module, side, and the factor between that module's tensor and the point."""
 MANY = [*BY_HAND, "gemma2", "olmo2", "glm4", "phi3", "qwen3_moe", "opt", "cohere2"]
+NINE = ["llama", "gemma2", "granite", "gpt2", "bloom", "mpt", "falcon", "olmo2", "glm4"]
 CELLS = [(family, point) for family, points in BY_HAND.items() for point in points]
 
 
@@ -186,7 +196,7 @@ def test_every_writable_point_reads_back_what_is_written_and_moves_the_logits(fa
     assert hook_count(model.module) == hooks
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "granite", "gpt2", "bloom", "mpt", "falcon", "olmo2", "glm4"])
+@pytest.mark.parametrize("family", [*NINE, *SPLIT_LLAMAS])
 def test_a_changed_contribution_moves_the_next_sum_once(family: str) -> None:
     model, v = engine(family), vector(48)
     for name in ("attn_out_post.1", "mlp_out_post.1"):
@@ -197,7 +207,7 @@ def test_a_changed_contribution_moves_the_next_sum_once(family: str) -> None:
         assert torch.allclose(total, got["resid_post.1"], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3", "split_llama"])
 def test_points_that_share_a_tensor_are_edited_in_the_order_of_the_forward_pass(family: str) -> None:
     """mlp_out and mlp_out_post are one tensor here: the earlier name shows at the later one, in any order."""
     model, v = engine(family), vector(48)
@@ -231,13 +241,14 @@ def test_edits_at_one_point_apply_in_the_order_given() -> None:
 
 def test_unequal_prompts_each_carry_their_own_edits() -> None:
     """A per-position replacement of one prompt must not meet the padding of another."""
-    for family in ("llama", "gpt2", "gemma3"):
+    for family in ("llama", "gpt2", "gemma3", "split_llama"):
         model = engine(family)
         rows = torch.randn(7, 48, generator=torch.Generator().manual_seed(1), dtype=F64)
+        early = rows[0, : model.model.width(0)]
         head = Replace("value.1.head-1", rows[0, : model.model.d_head])
         requests = [
             Request(PROMPTS[0], edits=[Replace("resid_post.1", rows[:3])], return_logits=True),
-            Request(PROMPTS[1], edits=[Add("mlp_out.0", rows[0], positions=(1, 6))], return_logits=True),
+            Request(PROMPTS[1], edits=[Add("mlp_out.0", early, positions=(1, 6))], return_logits=True),
             Request(PROMPTS[2], edits=[Scale("attn_out.2", 3.0), head], return_logits=True),
             Request(PROMPTS[0], return_logits=True),
         ]

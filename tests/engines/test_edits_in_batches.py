@@ -27,7 +27,7 @@ from interp.engines.base import Request
 from interp.engines.eager import EagerEngine
 from tests.families.loaded import F64, PROMPTS, engine, hook_count
 
-FAMILIES = ["llama", "gpt2", "gemma3", "gpt_neox_parallel", "bloom", "mpt", "granite", "qwen3_moe"]
+FAMILIES = ["llama", "gpt2", "gemma3", "gpt_neox_parallel", "bloom", "mpt", "granite", "qwen3_moe", "split_llama_mlp"]
 NEW, N_MAX = 5, 16
 
 
@@ -36,9 +36,14 @@ def noise(*shape: int, seed: int = 1) -> Tensor:
 
 
 class Coder:
-    """A transcoder with a path past its latents."""
+    """A transcoder with a path past its latents, from `d_in` channels to 48."""
 
-    into, out, skip = noise(48, 70, seed=3), noise(70, 48, seed=4), noise(48, 48, seed=5)
+    def __init__(self, d_in: int = 48) -> None:
+        self.into, self.out, self.skip = (
+            noise(48, 70, seed=3)[:d_in],
+            noise(70, 48, seed=4),
+            noise(48, 48, seed=5)[:d_in],
+        )
 
     def encode(self, x: Tensor) -> Tensor:
         return (x @ self.into / 7).abs()
@@ -49,24 +54,25 @@ class Coder:
 
 CODER, V, W, ROWS = Coder(), noise(48), noise(48, seed=2), noise(N_MAX, 48, seed=6)
 FROM_LAST = ("last_prompt", "generated")
-EDITS: list[Callable[[], Edit]] = [
-    lambda: Add("resid_post.1", V, 4.0, positions=FROM_LAST),
-    lambda: Scale("mlp_out.1", -2.0, positions="1:"),
-    lambda: Replace("attn_out_post.1", ROWS, positions=(0, "last_prompt")),
-    lambda: Project("resid_pre.1", V, positions=Tokens((99, 5, 40))),
-    lambda: Cap("resid_post.0", V, 0.1, min=-0.1),
-    lambda: Swap("mlp_in.1", V, W),
-    lambda: Ablate("mlp_out_post.1", positions="prompt"),
-    lambda: Ablate("resid_post.1", "mean", positions="generated"),
-    lambda: Ablate("attn_out.0", "mean"),
-    lambda: Freeze("resid_post.0", ROWS),
-    lambda: Patch("mlp_in.2", ROWS, "2:"),
-    lambda: Call("mlp_out.0", torch.sin, positions=FROM_LAST),
-    lambda: SetFeature("resid_post.1", CODER, 3, value=2.0, positions=FROM_LAST),
-    lambda: SetFeature("mlp_in.1", CODER, 3, scale=-1.0, output="mlp_out.1"),
-    lambda: Reconstruct("mlp_in.1", "mlp_out.1", CODER, positions=FROM_LAST),
-    lambda: Reconstruct("resid_pre.0", "resid_post.1", CODER),
+EDITS: list[Callable[[int], Edit]] = [
+    lambda early: Add("resid_post.1", V, 4.0, positions=FROM_LAST),
+    lambda early: Scale("mlp_out.1", -2.0, positions="1:"),
+    lambda early: Replace("attn_out_post.1", ROWS, positions=(0, "last_prompt")),
+    lambda early: Project("resid_pre.1", V, positions=Tokens((99, 5, 40))),
+    lambda early: Cap("resid_post.0", V[:early], 0.1, min=-0.1),
+    lambda early: Swap("mlp_in.1", V, W),
+    lambda early: Ablate("mlp_out_post.1", positions="prompt"),
+    lambda early: Ablate("resid_post.1", "mean", positions="generated"),
+    lambda early: Ablate("attn_out.0", "mean"),
+    lambda early: Freeze("resid_post.0", ROWS[:, :early]),
+    lambda early: Patch("mlp_in.2", ROWS, "2:"),
+    lambda early: Call("mlp_out.0", torch.sin, positions=FROM_LAST),
+    lambda early: SetFeature("resid_post.1", CODER, 3, value=2.0, positions=FROM_LAST),
+    lambda early: SetFeature("mlp_in.1", CODER, 3, scale=-1.0, output="mlp_out.1"),
+    lambda early: Reconstruct("mlp_in.1", "mlp_out.1", CODER, positions=FROM_LAST),
+    lambda early: Reconstruct("resid_pre.0", "resid_post.1", Coder(early)),
 ]
+"""By the width of the stream in layer 0."""
 
 
 def close(found: Tensor, right: Tensor) -> bool:
@@ -95,7 +101,7 @@ def test_each_edit_is_alone_as_in_a_batch_and_cached_as_uncached(family: str, mo
     requests = [
         Request(prompt, capture=capture, edits=[edit], max_new_tokens=NEW, return_logits=True)
         for prompt in PROMPTS
-        for edit in fitting(model, prompt, [make() for make in EDITS], NEW)
+        for edit in fitting(model, prompt, [make(model.model.width(0)) for make in EDITS], NEW)
     ]
     assert len(requests) >= 36
     for request, result in zip(requests, model.run(requests), strict=True):
@@ -127,8 +133,8 @@ def test_each_edit_is_alone_as_in_a_batch_and_cached_as_uncached(family: str, mo
 def test_every_edit_changes_the_logits(family: str) -> None:
     model = engine(family)
     (clean,) = model.run([Request(PROMPTS[1], return_logits=True)])
-    edits = [make() for make in EDITS if make().positions.names != ("generated",)]
-    for edit in fitting(model, PROMPTS[1], edits, 0):
+    edits = [make(model.model.width(0)) for make in EDITS]
+    for edit in fitting(model, PROMPTS[1], [edit for edit in edits if edit.positions.names != ("generated",)], 0):
         (result,) = model.run([Request(PROMPTS[1], edits=[edit], return_logits=True)])
         assert (result.logits - clean.logits).abs().max() > 1e-4, edit  # type: ignore[operator]
 
@@ -153,7 +159,7 @@ def test_a_point_that_is_read_shows_the_edits_made_there(family: str) -> None:
     assert close(moved.capture["mlp_out.1"] - plain.capture["mlp_out.1"], (CODER.out[3] / 9).expand(3, -1))
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", "bloom"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "bloom", "split_llama"])
 def test_a_patched_run_goes_on_as_the_run_it_was_patched_from(family: str) -> None:
     model, at = engine(family), "resid_post.1"
     other = [(t + 1) % 131 for t in PROMPTS[1]]

@@ -1,6 +1,6 @@
 """Greedy generation gives transformers' own tokens, and captures while decoding what one full pass would give."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -14,14 +14,17 @@ from interp.engines.local import ENDLESS
 from interp.errors import UserError
 from interp.models.tiny import tiny_model
 from tests.families.loaded import F32, F64, PROMPTS, engine, readable
-from tests.families.tiny import D_VOCAB
+from tests.families.tiny import D_VOCAB, SPLIT_LLAMAS
 
 NEW = 6
 SOME = ["llama", "gpt2", "gemma2", "gemma3", "bloom", "mpt", "falcon", "gpt_neox_parallel", "opt", "qwen3_moe"]
+SOME += SPLIT_LLAMAS
 
 
 def own_greedy(model: Any, prompts: Sequence[Sequence[int]], new: int) -> list[list[int]]:
-    """transformers' generate, left-padded by hand."""
+    """transformers' generate, left-padded by hand; without one, a full pass per prompt and token."""
+    if not hasattr(model, "generate"):
+        return [uncached(model, list(prompt), new) for prompt in prompts]
     longest = max(map(len, prompts))
     ids = torch.tensor([[0] * (longest - len(p)) + list(p) for p in prompts])
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
@@ -30,6 +33,14 @@ def own_greedy(model: Any, prompts: Sequence[Sequence[int]], new: int) -> list[l
             input_ids=ids, attention_mask=mask, do_sample=False, max_new_tokens=new, pad_token_id=0, eos_token_id=None
         )
     return out[:, longest:].tolist()
+
+
+def uncached(model: Any, tokens: list[int], new: int) -> list[int]:
+    for _ in range(new):
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([tokens]), use_cache=False).logits
+        tokens = [*tokens, int(logits[0, -1].argmax())]
+    return tokens[-new:]
 
 
 def endless(family: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> EagerEngine:
@@ -72,20 +83,24 @@ def test_capture_changes_no_token_and_equals_the_teacher_forced_pass(
         assert result.logits[result.n_prompt - 1 :].argmax(-1).tolist() == result.tokens[result.n_prompt :]
 
 
-EDITS: list[Edit] = [
-    Add("resid_post.1", torch.linspace(-2, 2, 48, dtype=F64), positions=(2,)),
-    Add("resid_post.0", torch.linspace(2, -2, 48, dtype=F64), positions=tuple(range(2, 7))),  # last prompt token on
-    Scale("mlp_out_post.1", -2.0),
-    Ablate("resid_pre.2", positions=(4, 6)),
-    Replace("resid_post.1", torch.linspace(-1, 1, 13 * 48, dtype=F64).view(13, 48), positions=(1, 5, 7)),
+EDITS: list[Callable[[int], Edit]] = [
+    lambda early: Add("resid_post.1", torch.linspace(-2, 2, 48, dtype=F64), positions=(2,)),
+    lambda early: Add("resid_post.0", torch.linspace(2, -2, early, dtype=F64), positions=(2, 3, 4, 5, 6)),
+    lambda early: Scale("mlp_out_post.1", -2.0),
+    lambda early: Ablate("resid_pre.2", positions=(4, 6)),
+    lambda early: Replace("resid_post.1", torch.linspace(-1, 1, 13 * 48, dtype=F64).view(13, 48), positions=(1, 5, 7)),
 ]
+"""By the width of the stream in layer 0; the second acts from a prompt's last token on."""
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3", "bloom"])
-@pytest.mark.parametrize("edit", EDITS, ids=lambda e: f"{type(e).__name__}-{e.positions}")
-def test_edits_while_decoding_hit_absolute_positions(family: str, edit: Edit, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3", "bloom", "split_llama"])
+@pytest.mark.parametrize("make", EDITS, ids=lambda make: f"{type(make(48)).__name__}-{make(48).positions}")
+def test_edits_while_decoding_hit_absolute_positions(
+    family: str, make: Callable[[int], Edit], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """CASES 32: cached steps, unequal prompts; each must equal one uncached pass with the same positions."""
     model, prompts = endless(family, F64, monkeypatch), (PROMPTS[0], [1, 2, 9, 4])
+    edit = make(model.model.width(0))
     requests = [Request(p, edits=[edit], max_new_tokens=NEW, return_logits=True) for p in prompts]
     for request, result in zip(requests, model.run(requests), strict=True):
         assert isinstance(request.tokens, list)
@@ -98,7 +113,7 @@ def test_edits_while_decoding_hit_absolute_positions(family: str, edit: Edit, mo
         assert alone.tokens == result.tokens
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "split_llama"])
 def test_an_end_token_stops_its_own_prompt_only(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = endless(family, F32, monkeypatch)
     full = model.run([Request(p, max_new_tokens=NEW) for p in PROMPTS])
@@ -117,7 +132,7 @@ def test_an_end_token_stops_its_own_prompt_only(family: str, monkeypatch: pytest
 
 def test_prompts_may_ask_for_different_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     """A finished prompt rides along; with learned positions it must not run past the end of the table."""
-    for family in ("gpt2", "opt", "llama"):
+    for family in ("gpt2", "opt", "llama", "split_llama"):
         model = endless(family, F32, monkeypatch)
         long = [5] * 58
         requests = [Request(long, max_new_tokens=4), Request([3, 4], max_new_tokens=40), Request([3, 4])]
@@ -161,7 +176,7 @@ def test_types_that_padding_would_change_are_decoded_apart(kind: str) -> None:
 
 
 def test_types_that_honour_the_mask_share_their_passes() -> None:
-    for family in ("llama", "gpt2", "bloom", "opt", "gemma3"):
+    for family in ("llama", "gpt2", "bloom", "opt", "gemma3", "split_llama"):
         model, passes = engine(family), []
         assert model.pads_in_front
         handle = model.module.register_forward_hook(lambda m, a, out, passes=passes: passes.append(1))

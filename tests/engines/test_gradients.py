@@ -10,8 +10,10 @@ from interp.engines.cache import run_with_cache
 from interp.errors import PointRefused, UserError
 from interp.points import POINTS, Address
 from tests.families.loaded import F64, PROMPTS, engine, readable, writable
+from tests.families.tiny import SPLIT_LLAMAS
 
 MANY = ["llama", "gpt2", "gemma3", "granite", "gpt_neox_parallel", "bloom", "mpt", "falcon", "olmo2", "opt", "gemma2"]
+MANY += SPLIT_LLAMAS
 TOKENS = [11, 64, 2, 130, 5, 5, 88]
 WEIGHTS = torch.randn(131, generator=torch.Generator().manual_seed(1), dtype=F64)
 STEP = 1e-5
@@ -47,7 +49,7 @@ def test_gradients_equal_the_slope_that_an_edit_measures(family: str) -> None:
         assert abs((up - down) / (2 * STEP) - slope) <= 1e-5 * (1 + abs(slope)), point
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "split_llama"])
 def test_inside_attention_too(family: str) -> None:
     model, at = engine(family), ["query_rot.1", "key_rot.1", "attn_scores.1", "attn_probs.1"]
     cache = run_with_cache(model, torch.tensor([TOKENS]), [*at, "logits"], grad=True)
@@ -90,7 +92,7 @@ def test_padded_rows_of_the_batched_form_are_nan_and_touch_no_gradient() -> None
     assert bool((gradient[1, [1, 2, 5]] == 0).all()) and bool(gradient.isfinite().all())
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "split_llama"])
 def test_points_that_are_only_read_are_where_a_backward_can_begin(family: str) -> None:
     model = engine(family)
     only_read = [a for a in readable(model, layers=[1]) if not model.support(a).writable]
@@ -104,8 +106,9 @@ def test_points_that_are_only_read_are_where_a_backward_can_begin(family: str) -
             model.vjp(Request(TOKENS), {"logits": torch.ones(7, 131, dtype=F64)}, [point])
 
 
-def test_vjp_is_the_gradient_of_the_weighted_sum() -> None:
-    model = engine("llama")
+@pytest.mark.parametrize("family", ["llama", "split_llama"])
+def test_vjp_is_the_gradient_of_the_weighted_sum(family: str) -> None:
+    model = engine(family)
     at = {"resid_post.2": torch.randn(7, 48, dtype=F64), "attn_out.1": torch.randn(7, 48, dtype=F64)}
     found = model.vjp(Request(TOKENS), at, ["resid_pre.1", "mlp_out.0", "resid_post.2"])
     cache = run_with_cache(model, torch.tensor([TOKENS]), [*at, "resid_pre.1", "mlp_out.0"], grad=True)

@@ -40,9 +40,10 @@ from interp.models.weights import BlockWeights
 from interp.points import Address
 from tests.engines.own_modules import Block, own_model
 from tests.families.loaded import F32, F64, PROMPTS, hook_count, readable, writable
-from tests.families.tiny import build
+from tests.families.tiny import SPLIT_LLAMAS, build
 
 FAMILIES = ["llama", "gpt2", "gemma3", "bloom", "granite", "gpt_neox_parallel", "olmo2", "qwen3_moe", "opt"]
+FAMILIES += SPLIT_LLAMAS
 TOKENS = [11, 64, 2, 130, 5, 5, 88]
 ROOT = Path(__file__).parents[2]
 
@@ -100,12 +101,13 @@ def test_every_write_does_what_it_does_on_eager(family: str) -> None:
 
 def edits_of_every_kind(model: EagerEngine) -> list[Edit]:
     v, w = torch.randn(2, 48, generator=torch.Generator().manual_seed(3), dtype=F64)
+    early = model.model.width(0)
     (other,) = model.run([Request([7, 3, 99, 5], ["resid_post.1", "attn_out_post.1"])])
     return [
         Add("resid_pre.1", v, scale=2.0, positions="generated"),
         Replace("resid_mid.1", w, positions=(1,)),
-        Project("attn_out_post.0", v),
-        Cap("resid_post.0", w, 0.1),
+        Project("attn_out_post.0", v[:early]),
+        Cap("resid_post.0", w[:early], 0.1),
         Patch("resid_post.1", other, positions=range(2)),
         Freeze("attn_out_post.1", other.capture["attn_out_post.1"][:3], positions="prompt"),
         Swap("mlp_out_post.2", v, w, positions="last_prompt"),
@@ -113,8 +115,9 @@ def edits_of_every_kind(model: EagerEngine) -> list[Edit]:
     ]
 
 
-def test_edits_of_every_kind_alone_and_together() -> None:
-    nnsight, eager = both("llama")
+@pytest.mark.parametrize("family", ["llama", "split_llama_mlp"])
+def test_edits_of_every_kind_alone_and_together(family: str) -> None:
+    nnsight, eager = both(family)
     edits = edits_of_every_kind(eager)
     points = ["resid_mid.1", "mlp_act.1", "resid_post.2", "final_norm"]
     requests = [Request(TOKENS[:3], points, [edit], 3, return_logits=True) for edit in edits]
@@ -133,8 +136,9 @@ class Halves:
         return positive - negative
 
 
-def test_an_edit_that_reads_another_point() -> None:
-    nnsight, eager = both("gemma3")
+@pytest.mark.parametrize("family", ["gemma3", "split_llama"])
+def test_an_edit_that_reads_another_point(family: str) -> None:
+    nnsight, eager = both(family)
     dictionary: Any = Halves()
     edits: list[Edit] = [
         Reconstruct("mlp_in.1", "mlp_out_post.1", dictionary, keep_error=False),
@@ -146,8 +150,9 @@ def test_an_edit_that_reads_another_point() -> None:
                            nnsight.run([Request(TOKENS, ["logits"])])[0].capture["logits"])  # fmt: skip
 
 
-def test_sampling_streams_steering_and_the_batched_convenience() -> None:
-    nnsight, eager = both("olmo2")
+@pytest.mark.parametrize("family", ["olmo2", "split_llama"])
+def test_sampling_streams_steering_and_the_batched_convenience(family: str) -> None:
+    nnsight, eager = both(family)
     drawn = Request(TOKENS, ["z.1"], max_new_tokens=4, sampling=Sampling(temperature=1.0, seed=5), logprobs=2)
     steps = [list(model.stream(drawn)) for model in (nnsight, eager)]
     assert [s.token for s in steps[0]] == [s.token for s in steps[1]] and len(steps[0]) == 4
@@ -161,12 +166,14 @@ def test_sampling_streams_steering_and_the_batched_convenience() -> None:
     assert all(torch.equal(caches[0][a].nan_to_num(9.0), caches[1][a].nan_to_num(9.0)) for a in caches[0])
     resid = caches[0]["resid_post.1"][0]
     assert torch.equal(nnsight.unembed(resid), eager.unembed(resid))
+    early = eager.run([Request(TOKENS, ["resid_post.0"])])[0].capture["resid_post.0"]
+    assert torch.equal(nnsight.unembed(early, 0), eager.unembed(early, 0))
     one, other = nnsight.weights(1), eager.weights(1)
     assert isinstance(one, BlockWeights) and isinstance(other, BlockWeights)
     assert one.W_V is not None and torch.equal(one.W_V, other.W_V)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3", "gpt_neox_parallel"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3", "gpt_neox_parallel", "split_llama_mlp"])
 def test_gradients_are_those_of_eager(family: str) -> None:
     nnsight, eager = both(family)
     points = [p for p in writable(nnsight) if p not in ("lm_head", "logits")]

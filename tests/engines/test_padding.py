@@ -11,16 +11,17 @@ from interp.engines.load import wrap
 from interp.errors import UserError
 from interp.models.tiny import tiny_model
 from tests.families.loaded import F64, PROMPTS, engine, readable
-from tests.families.tiny import FAMILIES
+from tests.families.tiny import EVERY
 
 SOME = ["gpt2", "opt", "llama", "gemma2", "gemma3", "cohere2", "bloom", "mpt", "falcon", "gpt_neox_parallel"]
+SOME += ["split_llama_mlp"]
 
 
 def close(found: Tensor, right: Tensor) -> bool:
     return found.shape == right.shape and float((found - right).abs().max()) <= 1e-12 * (1 + float(right.abs().max()))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY)
 def test_every_point_of_a_batch_of_unequal_prompts_equals_the_solo_run(family: str) -> None:
     model = engine(family, F64)
     points = readable(model, layers=[2])
@@ -62,16 +63,17 @@ def test_masked_columns_are_nan_and_change_nothing(family: str, where: str) -> N
             assert bool(cache[point][row][~keep].isnan().all())  # type: ignore[index]
 
 
-def test_a_masked_matrix_is_nan_in_rows_and_columns_of_padding() -> None:
-    model = engine("llama", F64)
+@pytest.mark.parametrize(("family", "layer", "heads"), [("llama", 1, 6), ("split_llama", 0, 4), ("split_llama", 1, 6)])
+def test_a_masked_matrix_is_nan_in_rows_and_columns_of_padding(family: str, layer: int, heads: int) -> None:
+    model, at = engine(family, F64), f"attn_probs.{layer}"
     tokens, mask = rectangle(MASKS["gap"])
-    cache = run_with_cache(model, tokens, ["attn_probs.1"], attention_mask=mask)
-    probs = cache["attn_probs.1"]  # type: ignore[index]
-    assert probs.shape == (3, 6, 6, 6)
+    cache = run_with_cache(model, tokens, [at], attention_mask=mask)
+    probs = cache[at]  # type: ignore[index]
+    assert probs.shape == (3, heads, 6, 6)
     for row in range(3):
         keep = mask[row].bool()
-        (alone,) = model.run([Request(tokens[row][keep].tolist(), capture=["attn_probs.1"])])
-        assert close(probs[row][:, keep][:, :, keep], alone.capture["attn_probs.1"])
+        (alone,) = model.run([Request(tokens[row][keep].tolist(), capture=[at])])
+        assert close(probs[row][:, keep][:, :, keep], alone.capture[at])
         both = keep[:, None] & keep
         assert bool(probs[row][:, ~both].isnan().all())
 

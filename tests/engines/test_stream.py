@@ -12,27 +12,29 @@ from interp.errors import UserError
 from tests.engines.spelled import LETTERS, Spelled
 from tests.families.loaded import F64, PROMPTS, engine, hook_count
 
-EDIT = Add("resid_post.0", torch.linspace(-1, 1, 48, dtype=F64))
-REQUEST = Request(
-    PROMPTS[1],
-    capture=["resid_post.1", "z.2.head-1"],
-    edits=[EDIT],
-    max_new_tokens=8,
-    logprobs=2,
-    sampling=Sampling(temperature=1.1, seed=4, ignore_eos=True),
-)
+
+def request_to(model: EagerEngine) -> Request:
+    return Request(
+        PROMPTS[1],
+        capture=["resid_post.1", "z.2.head-1"],
+        edits=[Add("resid_post.0", torch.linspace(-1, 1, model.model.width(0), dtype=F64))],
+        max_new_tokens=8,
+        logprobs=2,
+        sampling=Sampling(temperature=1.1, seed=4, ignore_eos=True),
+    )
 
 
-@pytest.fixture
-def spelled(monkeypatch: pytest.MonkeyPatch) -> EagerEngine:
-    model = engine("gemma3")
+@pytest.fixture(params=["gemma3", "split_llama"])
+def spelled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> EagerEngine:
+    model = engine(request.param)
     monkeypatch.setattr(model, "tokenizer", Spelled())
     return model
 
 
 def test_steps_add_up_to_the_run(spelled: EagerEngine) -> None:
-    (whole,) = spelled.run([REQUEST])
-    steps = list(spelled.stream(REQUEST))
+    request = request_to(spelled)
+    (whole,) = spelled.run([request])
+    steps = list(spelled.stream(request))
     assert [step.token for step in steps] == whole.tokens[whole.n_prompt :]
     assert "".join(step.text for step in steps) == whole.text
     assert [step.logprob for step in steps] == whole.logprobs
@@ -47,12 +49,12 @@ def test_steps_add_up_to_the_run(spelled: EagerEngine) -> None:
 def test_between_steps_the_model_is_as_it_was(spelled: EagerEngine) -> None:
     plain = Request(PROMPTS[0], capture=["resid_post.2"], max_new_tokens=3)
     (clean,) = spelled.run([plain])
-    (whole,) = spelled.run([REQUEST])
+    (whole,) = spelled.run([request_to(spelled)])
     before, steps = hook_count(spelled.module), []
     ids = torch.tensor([PROMPTS[0]])
     with torch.no_grad():
         own = spelled.module(input_ids=ids).logits
-    for step in spelled.stream(REQUEST):
+    for step in spelled.stream(request_to(spelled)):
         steps.append(step.token)
         assert hook_count(spelled.module) == before and torch.is_grad_enabled()
         (between,) = spelled.run([plain])
@@ -65,7 +67,7 @@ def test_between_steps_the_model_is_as_it_was(spelled: EagerEngine) -> None:
 
 def test_a_stream_that_nobody_finishes_leaves_nothing_behind(spelled: EagerEngine) -> None:
     before = hook_count(spelled.module)
-    steps = spelled.stream(REQUEST)
+    steps = spelled.stream(request_to(spelled))
     next(steps)
     steps.close()
     assert hook_count(spelled.module) == before

@@ -29,8 +29,9 @@ def readable(engine: EagerEngine, *, matrices: bool = False, layers: Iterable[in
 
 
 def writable(engine: EagerEngine) -> list[str]:
-    """What can be edited in the middle layer and in the trunk."""
-    return [a for a in readable(engine, layers=[1]) if engine.support(a).writable]
+    """What can be edited in the middle layer, in the last one before each adapter, and in the trunk."""
+    layers = sorted({1, *(group.stop - 1 for group in engine.model.groups[:-1])})
+    return [a for a in readable(engine, layers=layers) if engine.support(a).writable]
 
 
 def hook_count(model: nn.Module) -> int:

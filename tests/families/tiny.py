@@ -1,12 +1,18 @@
 """Tiny random models of real families that can show a fault: random norm gains and biases, unequal dimensions,
 fewer key-value heads than heads, head width times heads unlike the model's width."""
 
+import json
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, LlamaConfig
 
+from interp.models.split_llama import SplitLlama
+from interp.models.split_llama_files import SplitLlamaConfig
 from interp.models.tiny import randomize
 
 D_MODEL, D_MLP, N_HEADS, N_KV_HEADS, D_HEAD, D_VOCAB, N_LAYERS = 48, 80, 6, 2, 10, 131, 3
@@ -114,18 +120,57 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "stablelm": ("stablelm", {k: v for k, v in _LLAMA.items() if k != "head_dim"} | {"partial_rotary_factor": 0.5}),
 }
 
+_EARLY = _LLAMA | {
+    "hidden_size": 36,
+    "intermediate_size": 52,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 14,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+    "attention_bias": True,
+    "mlp_bias": True,
+}
+SPLIT_LLAMAS = {"split_llama": False, "split_llama_mlp": True}
+"""One early layer of a Llama of its own dimensions, an adapter, and the last two layers of another: a matrix or an MLP
+stands between them. The dimensions of this file are those of the late layers."""
+EVERY = (*FAMILIES, *SPLIT_LLAMAS)
+
 
 def build(family: str, dtype: torch.dtype = torch.float32, seed: int = 0, **changes: Any) -> nn.Module:
     """A tiny model of `family` in eval mode; `changes` go to its config."""
-    model_type, fields = FAMILIES[family]
     torch.manual_seed(seed)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[model_type](**fields, **changes))
-    finally:
-        torch.set_default_dtype(before)
+    if family in SPLIT_LLAMAS:
+        model: nn.Module = SplitLlama(_split_llama(family, **changes), dtype=dtype)
+    else:
+        model = _of_transformers(family, dtype, **changes)
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         randomize(name, parameter, generator)
     return model.to(dtype).eval().requires_grad_(False)
+
+
+def _of_transformers(family: str, dtype: torch.dtype, **changes: Any) -> nn.Module:
+    model_type, fields = FAMILIES[family]
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        return AutoModelForCausalLM.from_config(CONFIG_MAPPING[model_type](**fields, **changes))
+    finally:
+        torch.set_default_dtype(before)
+
+
+@cache
+def _folder() -> TemporaryDirectory:
+    """Kept as long as the process, since a SplitLlama looks for its tokenizer where it was read."""
+    return TemporaryDirectory()
+
+
+def _split_llama(family: str, **changes: Any) -> SplitLlamaConfig:
+    """A directory without weights, of which only some layers are used; `changes` go to both of its checkpoints."""
+    folder = Path(_folder().name) / family
+    for name, fields in (("early", _EARLY), ("late", _LLAMA)):
+        LlamaConfig(**fields, **changes).save_pretrained(folder / name)
+    stated = {"path8b": "early", "path70b": "late", "num_layers_8": 1, "num_layers_70": N_LAYERS - 1}
+    stated |= {"vocab_size": D_VOCAB, "mlp": SPLIT_LLAMAS[family]}
+    (folder / "config.json").write_text(json.dumps(stated))
+    return SplitLlamaConfig(folder, random_init=True)

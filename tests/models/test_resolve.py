@@ -14,7 +14,7 @@ from interp.models.norms import Norm
 from interp.models.resolve import resolve
 from interp.models.tiny import tiny_model
 from tests.families.loaded import engine, hook_count
-from tests.families.tiny import D_VOCAB, FAMILIES, build
+from tests.families.tiny import D_VOCAB, EVERY, build
 
 
 def anatomy(family: str) -> Anatomy:
@@ -30,7 +30,7 @@ def attn(family: str, layer: int = 1) -> Sublayer:
 PARALLEL = {"gpt_neox_parallel", "cohere", "cohere2", "phi", "gptj", "falcon"}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY)
 def test_wiring_and_the_order_of_the_sublayers(family: str) -> None:
     for block in anatomy(family).blocks:
         assert block.parallel == (family in PARALLEL)
