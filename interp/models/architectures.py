@@ -8,7 +8,6 @@ import importlib
 import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +141,7 @@ def architecture_of(config: Config, *, local: bool = False) -> Architecture | No
 
 
 def _imported(name: str, module: str | None) -> Architecture | None:
-    if module is not None and find_spec(module) is not None:
+    if module is not None:
         importlib.import_module(module)
     return REGISTERED.get(name)
 
