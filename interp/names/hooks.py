@@ -48,17 +48,18 @@ def layer_of(prefix: str, blocks: Sequence[str]) -> int:
         groups: dict[str, list[str]] = {}
         for path in blocks:
             groups.setdefault(path.rpartition(".")[0], []).append(path)
-        there = ", ".join(f"{paths[0]} to {paths[-1]}" for paths in groups.values())
+        there = ", ".join(" to ".join(dict.fromkeys((paths[0], paths[-1]))) for paths in groups.values())
         raise NameRefused(f"There is no block {prefix!r}; the model has {there}.")
     return list(blocks).index(prefix)
 
 
 def address(name: Address | str, blocks: Sequence[str]) -> Address:
     """An Address, from itself, its text or a hook name. Raises `UserError` for what is neither."""
-    check(name)
     try:
         return Address.parse(name)
     except UserError:
+        if str(name).strip().rpartition(".")[0] not in blocks:
+            check(name)
         return address_of(str(name), blocks)
 
 

@@ -99,19 +99,23 @@ def meanings(name: str, tool: str | None = None, layout: Layout | None = None) -
     if tool not in (None, "interp"):
         return {tool: read(name, tool, layout)}
     if tool is None:
-        found = {other: answer for other in DIALECTS if (answer := _understood(name, other, layout)) is not None}
+        tools = ("interp", *DIALECTS)
+        found = {other: answer for other in tools if (answer := _understood(name, other, layout)) is not None}
         if found:
             return found
         if (likely := _looks_like(name)) is not None:
             read(name, likely, layout)
-    address = Address.parse(name)
-    return {"interp": served(layout, name, Answer(address))}
+    return {"interp": _own(name, layout)}
+
+
+def _own(name: str, layout: Layout | None) -> Answer:
+    return served(layout, name, Answer(Address.parse(name)))
 
 
 def _understood(name: str, tool: str, layout: Layout | None) -> Answer | None:
     try:
-        return read(name, tool, layout)
-    except NameRefused:
+        return _own(name, layout) if tool == "interp" else read(name, tool, layout)
+    except UserError:
         return None
 
 

@@ -2,8 +2,9 @@
 
 Nothing of the package is used but its float64 lift: modules are found by a hand-written table, a norm is frozen as the
 elementwise quotient of what it returned and received, attention multiplies recorded probabilities with the live
-values, an MLP returns latents · W_dec + b_dec + W_skip x + error. Every source is a leaf that autograd sees; an edge is
-gradient times value. Frozen at the recorded values the model is affine, so the sources can be changed at will.
+values, an MLP returns latents · W_dec + b_dec + W_skip x + error, a ReLU between two lists of layers is its mask. Every
+source is a leaf that autograd sees; an edge is gradient times value. Frozen at the recorded values the model is affine,
+so the sources can be changed at will.
 """
 
 import sys
@@ -29,7 +30,8 @@ ATTENTION = "frozen_oracle"
 class Layout:
     """Where a family keeps its modules, and how it treats the unembedding's output."""
 
-    layers: str = "model.layers"
+    layers: tuple[str, ...] = ("model.layers",)
+    """Lists in the order in which they run."""
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
     final_norm: str = "model.norm"
     embedding: str = "model.embed_tokens"
@@ -37,15 +39,18 @@ class Layout:
     positions: str | None = None
     centred: bool = False
     logit_scale: float = 1.0
+    adapter: str | None = None
+    """Between two lists of layers; its biases count as the last early layer's."""
 
 
 _FOUR = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
 _NEOX = Layout(
-    "gpt_neox.layers",
+    ("gpt_neox.layers",),
     final_norm="gpt_neox.final_layer_norm",
     embedding="gpt_neox.embed_in",
     centred=True,
 )
+_SPLIT = Layout(("layers_first", "layers_last"), final_norm="norm", embedding="embed_tokens", adapter="adapter")
 LAYOUTS = {
     "llama": Layout(),
     "qwen2": Layout(),
@@ -62,7 +67,7 @@ LAYOUTS = {
     "phi": Layout(norms=("input_layernorm",), final_norm="model.final_layernorm", centred=True),
     "stablelm": Layout(centred=True),
     "gpt2": Layout(
-        "transformer.h",
+        ("transformer.h",),
         ("ln_1", "ln_2"),
         "transformer.ln_f",
         "transformer.wte",
@@ -71,6 +76,8 @@ LAYOUTS = {
     ),
     "gpt_neox_parallel": _NEOX,
     "gpt_neox_sequential": _NEOX,
+    "split_llama": _SPLIT,
+    "split_llama_mlp": _SPLIT,
 }
 
 
@@ -95,9 +102,11 @@ class FrozenModel:
 
     def __init__(self, model: nn.Module, family: str, transcoders: Mapping[int, Transcoder], tokens: list[int]) -> None:
         self.model, self.layout, self.transcoders, self.tokens = model, LAYOUTS[family], transcoders, tokens
-        self.blocks = list(self._module(self.layout.layers))  # type: ignore[call-overload]
+        self.lists: list[list[Any]] = [list(self._module(path)) for path in self.layout.layers]  # type: ignore[call-overload]
+        self.blocks = [block for blocks in self.lists for block in blocks]
         self.block_norms = [[getattr(block, name) for name in self.layout.norms] for block in self.blocks]
         self.gain: dict[nn.Module, Tensor] = {}
+        self.mask: dict[nn.Module, Tensor] = {}
         self.probs: dict[nn.Module, Tensor] = {}
         self.mlp_in: list[Tensor] = []
         self.mlp_out: list[Tensor] = []
@@ -216,6 +225,11 @@ class FrozenModel:
             (layer, "b_dec"): self.transcoders[layer].b_dec.detach() * self.trained(layer)
             for layer in range(len(self.blocks))
         }
+        found |= {
+            (len(self.lists[0]) - 1, path): module.bias.detach() * ones
+            for path, module in self._adapter()
+            if getattr(module, "bias", None) is not None
+        }
         for path in (self.layout.final_norm, self.layout.head):
             bias = getattr(self._module(path), "bias", None)
             if bias is not None:
@@ -228,6 +242,12 @@ class FrozenModel:
             for path, module in block.named_modules()
             if not path.startswith("mlp") and isinstance(getattr(module, "bias", None), Tensor)
         }
+
+    def _adapter(self) -> list[tuple[str, Any]]:
+        """The adapter's modules by their paths."""
+        if self.layout.adapter is None:
+            return []
+        return list(self._module(self.layout.adapter).named_modules(prefix=self.layout.adapter))
 
     @contextmanager
     def _attached(self, live: Sources | None) -> Iterator[None]:
@@ -258,6 +278,11 @@ class FrozenModel:
             for path in self._biased(block):
                 if block.get_submodule(path) not in self.block_norms[layer] and live is not None:
                     hook(block.get_submodule(path), self._constant(live.biases[layer, path]))
+        for path, module in self._adapter():
+            if isinstance(module, nn.ReLU):
+                hook(module, self._relu(live))
+            elif live is not None and (len(self.lists[0]) - 1, path) in live.biases:
+                hook(module, self._constant(live.biases[len(self.lists[0]) - 1, path]))
         last = len(self.blocks) - 1
         hook(self._module(self.layout.final_norm), self._norm(live, (last, self.layout.final_norm)))
         head = self._module(self.layout.head)
@@ -286,6 +311,15 @@ class FrozenModel:
                 self.gain[module] = ((y if bias is None else y - bias) / moved).detach()
                 return None
             return moved * self.gain[module] + (0.0 if bias is None else live.biases[key])
+
+        return visit
+
+    def _relu(self, live: Sources | None) -> Any:
+        def visit(module: nn.Module, x: Tensor, y: Tensor) -> Tensor | None:
+            if live is None:
+                self.mask[module] = (x > 0).to(x)
+                return None
+            return x * self.mask[module]
 
         return visit
 

@@ -11,13 +11,14 @@ from interp.circuits.replacement_model import ReplacementModel
 from interp.errors import InterpError, UserError
 from tests.circuits.frozen_oracle import LAYOUTS, FrozenModel, by_node, random_factors
 from tests.circuits.tiny_graphs import BOS, TOKENS, Case, case, standard, transcoders, wrapped
-from tests.families.tiny import FAMILIES
+from tests.families.tiny import EVERY
 
 NOT_LINEAR = {
     "bloom": r"no linear start: a norm stands behind its embeddings",
 }
 """Families that have no frozen linear form, and why."""
-EXACT = sorted(set(FAMILIES) - set(NOT_LINEAR))
+SEVERAL = ["llama", "gpt2", "gpt_neox_parallel", "gemma2", "gemma3", "olmo2", "cohere"]
+EXACT = sorted(set(EVERY) - set(NOT_LINEAR))
 
 
 def rows_of(edges: Edges) -> np.ndarray:
@@ -50,7 +51,7 @@ def test_rows_sum_to_their_pre_activations_in_float64(family):
         assert tried.edges.excluded_positions == [0]
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neox_parallel", "gemma2", "gemma3", "olmo2", "cohere"])
+@pytest.mark.parametrize("family", [*SEVERAL, "split_llama_mlp"])
 def test_rows_sum_to_their_pre_activations_in_float32(family):
     certificate = certify(case(family, torch.float32).edges)
     assert 0 < certificate.max_relative_error < 1e-5

@@ -31,7 +31,9 @@ def unembedded(module: nn.Module, head: str) -> torch.Tensor:
     return seen[0]
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neox_parallel", "gemma2", "granite", "cohere", "phi"])
+@pytest.mark.parametrize(
+    "family", ["llama", "gpt2", "gpt_neox_parallel", "gemma2", "granite", "cohere", "phi", "split_llama_mlp"]
+)
 def test_logit_rows_sum_to_the_models_own_logits_less_their_mean(family):
     tried = case(family, target_tokens=tuple(range(131)), max_feature_nodes=0)
     rows = np.flatnonzero(tried.edges.nodes.is_kind(NodeKind.LOGIT))
@@ -43,10 +45,10 @@ def test_logit_rows_sum_to_the_models_own_logits_less_their_mean(family):
     np.testing.assert_allclose(tried.edges.nodes.value[rows], logits.softmax(-1).numpy(), rtol=1e-5)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3", "granite"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3", "granite", "split_llama"])
 def test_latents_errors_and_first_terms_are_those_that_brute_force_finds(family):
     """Of the 60 largest of 70 pre-activations some are negative and some nearly zero."""
-    tried = case(family, given=transcoders(k=60), max_feature_nodes=0)
+    tried = case(family, given=transcoders(k=60, family=family), max_feature_nodes=0)
     values = FrozenModel(tried.module, family, tried.transcoders, TOKENS).values
     assert values is not None
     for layer, state in enumerate(tried.state.layers):
@@ -127,6 +129,14 @@ def test_transcoders_that_do_not_belong_are_refused_in_one_sentence():
         with pytest.raises(UserError, match=said) as raised:
             ReplacementModel(engine, given)
         assert str(raised.value).count("\n") == 0 and str(raised.value).endswith(".")
+
+
+def test_a_transcoder_has_the_width_of_its_own_group_of_layers():
+    with pytest.raises(UserError, match=r"layer 0 maps 48 to 48 channels, but .* is 36 wide there\.$"):
+        ReplacementModel(wrapped("split_llama"), transcoders())
+    narrow = transcoders(family="split_llama")
+    with pytest.raises(UserError, match=r"layer 1 maps 36 to 36 channels, but .* is 48 wide there\.$"):
+        ReplacementModel(wrapped("split_llama"), {**narrow, 1: narrow[0]})
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

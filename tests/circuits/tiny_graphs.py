@@ -14,14 +14,18 @@ from interp.dictionaries import Transcoder
 from interp.dictionaries.config import ActivationName
 from interp.engines.eager import EagerEngine
 from interp.engines.load import wrap
-from tests.families.tiny import D_MODEL, N_LAYERS, build
+from tests.families.tiny import D_MODEL, N_LAYERS, SPLIT_LLAMAS, build
 
 TOKENS = [1, 17, 5, 99, 23, 64, 7]
 BOS = 1
 
 
 def transcoders(
-    dtype: torch.dtype = torch.float64, skip: bool = True, activation: ActivationName = "topk", k: int | None = 5
+    dtype: torch.dtype = torch.float64,
+    skip: bool = True,
+    activation: ActivationName = "topk",
+    k: int | None = 5,
+    family: str = "llama",
 ) -> dict[int, Transcoder]:
     """One per layer, 70 latents wide, with random biases and thresholds, not trained on BOS."""
     generator = torch.Generator().manual_seed(5)
@@ -31,7 +35,8 @@ def transcoders(
 
     made = {}
     for layer in range(N_LAYERS):
-        transcoder = Transcoder(d_in=D_MODEL, d_out=D_MODEL, n_latents=70, skip=skip, activation=activation, k=k)
+        width = 36 if family in SPLIT_LLAMAS and layer == 0 else D_MODEL
+        transcoder = Transcoder(d_in=width, d_out=width, n_latents=70, skip=skip, activation=activation, k=k)
         with torch.no_grad():
             for name, parameter in transcoder.named_parameters():
                 parameter.copy_(normal(parameter).abs() if "threshold" in name else normal(parameter))
@@ -67,7 +72,7 @@ def case(
 ) -> Case:
     """Attribution of `family` on `tokens`; `config` is that of the computer, by default the four likeliest logits."""
     engine = wrapped(family, dtype)
-    given = transcoders(dtype) if given is None else given
+    given = transcoders(dtype, family=family) if given is None else given
     rm = ReplacementModel(engine, given)
     state = rm.build(tokens)
     settings = AttributionConfig(**{"max_logits": 4, "logit_mass": 1.0, **config})
@@ -78,4 +83,4 @@ def case(
 @cache
 def standard(family: str, skip: bool = True) -> Case:
     """The float64 case of `family` that many tests look at, and none changes."""
-    return case(family, given=transcoders(skip=skip))
+    return case(family, given=transcoders(skip=skip, family=family))

@@ -9,6 +9,8 @@ from interp.names import TOOLS, NameRefused, meanings, names_of, point_of, spell
 from interp.points import POINTS, Address
 from tests.families.loaded import engine
 
+SEVEN = ["bloom", "mpt", "gemma2", "olmo2", "gpt_neox_parallel", "qwen3_moe", "granite"]
+
 
 @cache
 def told() -> list[tuple[str, str, Address]]:
@@ -28,7 +30,7 @@ def test_every_name_goes_round(tool: str) -> None:
             assert point_of(name.replace("1", "41"), tool) == Address(address.name, 41)
 
 
-@pytest.mark.parametrize("family", ["bloom", "mpt", "gemma2", "olmo2", "gpt_neox_parallel", "qwen3_moe", "granite"])
+@pytest.mark.parametrize("family", [*SEVEN, "split_llama"])
 def test_what_is_told_without_a_model_holds_on_every_model(family: str) -> None:
     """A name that means P without a model means P on this one, or nothing where this model has no P."""
     layout, checked = engine(family).layout, 0
