@@ -44,7 +44,7 @@ def key_of(
             files.update(f"{number} {path.name} {state.st_size} {state.st_mtime_ns}\n".encode())
     written: list[Any] = [type(module)]
     if architecture is not None:
-        written += [architecture.kind, architecture.load, architecture.parts, architecture.anatomy]
+        written += [architecture.kind, architecture.load, architecture.build, architecture.anatomy]
     return {
         "fingerprint": fingerprint,
         "files": files.hexdigest(),

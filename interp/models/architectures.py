@@ -8,7 +8,6 @@ import importlib
 import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +48,8 @@ class Architecture:
     """Whether a `config.json` that names no architecture is one of this kind."""
     registered_by: str = ""
     """The module whose import registers it; empty where that is the class's own."""
-    saves: bool = False
-    """Whether `save` writes directories that `load` reads."""
+    build: Callable[[Config], nn.Module] | None = None
+    """Makes the module from the config, its weights random; `save` writes directories for those that have it."""
 
 
 REGISTERED: dict[str, Architecture] = {}
@@ -90,21 +89,15 @@ def register(
 
     Raises `UserError` where another class has the name.
     """
-    from interp.models.saved import reader
+    from interp.models.saved import from_keys, reader
 
     if build is not None and load is not None:
         raise UserError(f"The architecture {name!r} is given build and load; load builds by itself, so leave out one.")
+    if load is None:
+        build = build or from_keys(kind)
+        load = reader(kind, build)
     register_architecture(
-        Architecture(
-            name,
-            kind,
-            load or reader(kind, build),
-            anatomy,
-            parts,
-            recognises,
-            registered_by or "",
-            saves=load is None,
-        )
+        Architecture(name, kind, load, anatomy, parts, recognises, registered_by=registered_by or "", build=build)
     )
 
 
@@ -148,15 +141,27 @@ def architecture_of(config: Config, *, local: bool = False) -> Architecture | No
 
 
 def _imported(name: str, module: str | None) -> Architecture | None:
-    if module is not None and find_spec(module) is not None:
+    if module is not None:
         importlib.import_module(module)
     return REGISTERED.get(name)
 
 
 def _installed(name: str) -> Architecture | None:
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS, name=name):
-        entry.load()
+        _run(entry.load, f"The architecture {name!r} is offered by an installed package", entry.value)
     return REGISTERED.get(name)
+
+
+def _run(importing: Callable[[], Any], asked: str, module: str) -> None:
+    """Import what is not ours; whatever it raises is why it cannot be imported."""
+    try:
+        importing()
+    except Exception as error:
+        said = str(error).splitlines() or [type(error).__name__]
+        raise UserError(
+            f"{asked}, and the module {module} that registers it cannot be imported ({said[0]}): put its folder on "
+            "PYTHONPATH, or install it."
+        ) from error
 
 
 def _stated(name: str, module: object, local: bool) -> Architecture:
@@ -169,13 +174,7 @@ def _stated(name: str, module: object, local: bool) -> Architecture:
             f"{asked}; what comes from the hub names code ({module}) and never has it imported: install the package "
             "that registers it, or import it yourself before load_model."
         )
-    try:
-        importlib.import_module(module)
-    except Exception as error:  # the module is the user's; whatever it raises is why it cannot be imported
-        raise UserError(
-            f"{asked}, and the module {module} that registers it cannot be imported ({error}): put its folder on "
-            "PYTHONPATH, or install it."
-        ) from error
+    _run(lambda: importlib.import_module(module), asked, module)
     if name not in REGISTERED:
         raise UserError(f"{asked}: importing {module} registers no such name; call interp.models.register in it.")
     return REGISTERED[name]

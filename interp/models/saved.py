@@ -32,7 +32,7 @@ def save(module: nn.Module, folder: str | Path, config: Config, tokenizer: Any =
     architecture = registered_for(module)
     if architecture is None:
         raise UserError(f"{kind} is not registered: call interp.models.register(name, {kind}) before it is saved.")
-    if not architecture.saves:
+    if architecture.build is None:
         raise UserError(f"{kind} is read by a function of its own: write its directory as that reads it.")
     home = architecture.registered_by or type(module).__module__
     if home == "__main__":
@@ -40,11 +40,12 @@ def save(module: nn.Module, folder: str | Path, config: Config, tokenizer: Any =
             f"{kind} is defined in the program that runs, which no other process can import: move it, with its "
             "registration, to a module of its own and import it from there."
         )
+    arguments = {key: value for key, value in config.items() if key not in OWN_KEYS}
     stated = {
         "architecture": architecture.name,
         "registered_by": home,
         "dtype": str(dtype_of(module)).removeprefix("torch."),
-        **{key: value for key, value in config.items() if key not in OWN_KEYS},
+        **arguments,
     }
     try:
         text = json.dumps(stated, indent=2) + "\n"
@@ -52,6 +53,7 @@ def save(module: nn.Module, folder: str | Path, config: Config, tokenizer: Any =
         raise UserError(
             f"The config of {kind} cannot be written as JSON ({error}): give plain numbers and texts."
         ) from None
+    _check_built(module, architecture.build, arguments)
     with atomic_dir(folder) as beside:
         (beside / "config.json").write_text(text, encoding="utf-8")
         save_model(module, str(beside / WEIGHTS), metadata={"format": "pt"})
@@ -59,22 +61,53 @@ def save(module: nn.Module, folder: str | Path, config: Config, tokenizer: Any =
             tokenizer.save_pretrained(beside)
 
 
+def _check_built(module: nn.Module, build: Callable[[Config], nn.Module], arguments: Config) -> None:
+    """`UserError` where the config makes another module, as a build without memory shows."""
+    try:
+        with torch.device("meta"):
+            built = _built(type(module).__name__, build, arguments)
+    except (RuntimeError, NotImplementedError):  # a constructor that reads its tensors needs memory; a load will tell
+        return
+    mine, theirs = ({name: t.shape for name, t in m.state_dict().items()} for m in (module, built))
+    for name in sorted(mine | theirs):
+        if mine.get(name) != theirs.get(name):
+            raise UserError(
+                f"This config does not make this {type(module).__name__}: {name} would be {_shape(theirs.get(name))} "
+                f"and is {_shape(mine.get(name))}; give the arguments that it was built with."
+            )
+
+
+def _shape(shape: torch.Size | None) -> str:
+    return "missing" if shape is None else str(list(shape))
+
+
+def from_keys(kind: type[nn.Module]) -> Callable[[Config], nn.Module]:
+    """What builds `kind` with a config's keys as arguments."""
+    return lambda config: kind(**config)
+
+
+def _built(kind: str, build: Callable[[Config], nn.Module], arguments: Config) -> nn.Module:
+    try:
+        return build(arguments)
+    except (TypeError, ValueError, KeyError) as error:
+        said = (str(error).splitlines() or [""])[0]
+        raise UserError(
+            f"{kind} cannot be built from its config ({type(error).__name__}: {said}): the keys must be "
+            "the arguments that it is built with."
+        ) from error
+
+
 def reader(
-    kind: type[nn.Module], build: Callable[[Config], nn.Module] | None
+    kind: type[nn.Module], build: Callable[[Config], nn.Module]
 ) -> Callable[[Path, Config, torch.dtype, Report], nn.Module]:
-    """What reads directories that `save` writes: `kind(**config)`, or `build(config)`, and its weights."""
+    """What reads directories that `save` writes: the module as `build` makes it, with the weights that lie there."""
 
     def load(folder: Path, config: Config, dtype: torch.dtype, report: Report) -> nn.Module:
-        arguments = {key: value for key, value in config.items() if key not in OWN_KEYS}
         before = torch.get_default_dtype()
         torch.set_default_dtype(dtype)  # constants that a constructor rounds are then those of `dtype`
         try:
-            module = kind(**arguments) if build is None else build(arguments)
-        except (TypeError, ValueError, KeyError) as error:
-            raise UserError(
-                f"{kind.__name__} cannot be built from {folder / 'config.json'} ({type(error).__name__}: {error}): its "
-                "keys must be the arguments of the class."
-            ) from error
+            arguments = {key: value for key, value in config.items() if key not in OWN_KEYS}
+            module = _built(kind.__name__, build, arguments)
         finally:
             torch.set_default_dtype(before)
         for parameter in module.parameters():

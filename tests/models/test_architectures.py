@@ -186,7 +186,7 @@ def test_a_config_of_another_build_is_refused(saved: Path) -> None:
     config(depth=2, inner=21)
     refused("size mismatch for blocks.0.mlp", load_model, saved, **CPU)
     config(inner=20, heads=2)
-    refused("cannot be built from .*unexpected keyword argument 'heads'", load_model, saved, **CPU)
+    refused("cannot be built from its config .*unexpected keyword argument 'heads'", load_model, saved, **CPU)
     config(heads=None)
     (saved / "model.safetensors").write_bytes(b"\xff" * 50)
     with pytest.raises(UserError, match="not those of Averager"):
@@ -216,6 +216,21 @@ def test_what_cannot_be_found_again_is_not_saved(averager: ModuleType, tmp_path:
     refused("no other process can import: move it", save, Local(2, 2), tmp_path / "a", {})
     refused("cannot be written as JSON", save, made(averager), tmp_path / "a", {"vocabulary": torch.float32})
     register("read", nn.Embedding, load=lambda folder, config, dtype, report: nn.Embedding(2, 2))
+    refused(
+        r"does not make this Averager: blocks\.0\.mlp\.0\.bias would be \[21\] and is \[20\]",
+        save,
+        made(averager),
+        tmp_path / "a",
+        CONFIG | {"inner": 21},
+    )
+    refused(
+        r"blocks\.1\.mixer\.value\.weight would be missing and is \[12, 12\]",
+        save,
+        made(averager),
+        tmp_path / "a",
+        CONFIG | {"depth": 1},
+    )
+    refused("cannot be built .*'heads'", save, made(averager), tmp_path / "a", CONFIG | {"heads": 1})
     refused("read by a function of its own", save, nn.Embedding(2, 2), tmp_path / "a", {})
     assert not (tmp_path / "a").exists()
 

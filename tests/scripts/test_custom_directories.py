@@ -34,8 +34,8 @@ def custom(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         torch.manual_seed(0)
         save(two_branch.TwoBranch(**CONFIG), folder / "custom", CONFIG, tiny_tokenizer())
         yield folder / "custom"
-    REGISTERED.pop("two_branch")
-    sys.modules.pop("two_branch")
+    REGISTERED.pop("two_branch", None)
+    sys.modules.pop("two_branch", None)
 
 
 @pytest.fixture(autouse=True)
