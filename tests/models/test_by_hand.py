@@ -189,6 +189,25 @@ def test_sublayers_of_several_modules_are_named_by_where_they_begin_and_end() ->
         assert torch.allclose(one.capture[point].double(), other.capture[point].double(), rtol=1e-12, atol=0), point
 
 
+class Squeeze(nn.Module):
+    """A norm of no known kind."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / (1 + x.abs())
+
+
+def test_behind_a_norm_of_no_known_kind_everything_else_is_served() -> None:
+    model = own_model()
+    model.blocks[1].norm1 = Squeeze()
+    resolved, written = wrap(model), wrap(model, anatomy=own_anatomy(model))
+    same_everywhere(resolved, written)
+    assert written.support("attn_in.1").writable and written.support("value.1").writable
+    assert written.support("attn_normalized.1").reason == "what stands before this sublayer is no known norm"
+    with pytest.raises(UserError, match=r"'norm' as a norm, and it computes neither RMSNorm nor LayerNorm"):
+        model.norm = Squeeze()  # type: ignore[assignment]
+        own_anatomy(model)
+
+
 # What is not so.
 
 
