@@ -48,14 +48,16 @@ def _promoted(
 ) -> list[tuple[Promoted, Promoted]]:
     """Tokens whose logit each latent raises and lowers most, per unit of activation, on its direct path to the head.
 
-    The norms' denominators are those of this prompt, averaged over the positions that it knows;
-    the order does not depend on them.
+    The norms' denominators, and what an adapter's activations multiply by, are those of this prompt, averaged over the
+    positions that the dictionaries know; the order does not depend on the denominators.
     """
     head = rm.head
     sublayer, norm, frozen = rm.blocks[layer].mlp, rm.final_norm, state.layers[layer]
     written = rm.transcoders[layer].W_dec[latents] * sublayer.multiplier
     if sublayer.post is not None:
         written = sublayer.post.forward(written, _mean(state, frozen.mlp_post_scale))
+    for behind in sorted(behind for behind in state.bridges if behind >= layer):
+        written = state.bridges[behind].forward(written, _known(state))
     if norm is not None:
         written = norm.forward(written, _mean(state, state.final_scale))
     decode = rm.engine.tokenizer.decode if rm.engine.tokenizer is not None else lambda ids: str(ids[0])
@@ -75,10 +77,13 @@ def _promoted(
 
 def _mean(state: ReplacementState, scale: Tensor | None) -> Tensor:
     """The mean denominator over the positions that the dictionaries know: at BOS it can be many times the others'."""
-    if scale is None:
-        return torch.ones(())
-    known = [p for p in range(len(state.tokens)) if p not in state.excluded_positions]
-    return scale[known or slice(None)].mean()
+    return torch.ones(()) if scale is None else scale[_known(state)].mean()
+
+
+def _known(state: ReplacementState) -> list[int]:
+    """Positions that the dictionaries know; all of them where they know none."""
+    every = range(len(state.tokens))
+    return [p for p in every if p not in state.excluded_positions] or list(every)
 
 
 def _windows(

@@ -23,6 +23,22 @@ class FrozenBridge:
     steps: tuple[tuple[Piece, Tensor | None], ...]
     """An activation's factors, [..., width], or a norm's denominators, [..., 1]."""
 
+    def forward(self, x: Tensor, positions: list[int]) -> Tensor:
+        """What x, [..., d_in], adds to what the adapter gives, [..., d_out], its biases left out.
+
+        What is held fixed is averaged over the positions.
+        """
+        for piece, fixed in self.steps:
+            if isinstance(piece, Linear):
+                x = x @ piece.weight.detach().to(x).T
+            elif isinstance(piece, Scale):
+                x = x * piece.factor
+            else:
+                assert fixed is not None
+                mean = fixed[positions].mean(0)
+                x = norm_weights(piece, like=x).forward(x, mean) if isinstance(piece, Norm) else x * mean
+        return x
+
     def adjoint(self, g: Tensor) -> tuple[Tensor, Tensor]:
         """From the gradient at what the adapter gives, [..., d_out], that at what it reads, [..., d_in].
 

@@ -33,16 +33,27 @@ def through(norm, x: torch.Tensor, written: torch.Tensor, family: str) -> torch.
     return written / scale * (norm.weight + GAIN_OFFSET.get(family, 0.0))
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "olmo2", "granite", "cohere"])
+def through_adapter(adapter, seen, written: torch.Tensor) -> torch.Tensor:
+    """`written` behind the adapter's matrices, a ReLU between them the mean of its mask, BOS left out."""
+    if isinstance(adapter, torch.nn.Linear):
+        return adapter(written)
+    first, relu, last = adapter
+    return (written @ first.weight.T * (seen[relu] > 0).double()[1:].mean(0)) @ last.weight.T
+
+
+@pytest.mark.parametrize(
+    "family", ["llama", "gpt2", "gemma2", "olmo2", "granite", "cohere", "split_llama", "split_llama_mlp"]
+)
 def test_promoted_tokens_are_those_of_brute_force(family, tmp_path, monkeypatch):
     monkeypatch.setattr(cards_module, "CHUNK", 5)
     tried = standard(family)
     layout, module = LAYOUTS[family], tried.module
     final, head = module.get_submodule(layout.final_norm), module.get_submodule(layout.head)
     weight: torch.Tensor = head.weight  # type: ignore[assignment]
-    blocks = list(module.get_submodule(layout.layers))  # type: ignore[arg-type]
+    blocks = [block for path in layout.layers for block in module.get_submodule(path)]  # type: ignore[union-attr]
     seen: dict[object, torch.Tensor] = {}
-    norms = [final, *(getattr(block, POST_NORM[family]) for block in blocks if family in POST_NORM)]
+    adapter = [module.get_submodule(f"{layout.adapter}.1")] if family == "split_llama_mlp" else []
+    norms = [final, *adapter, *(getattr(block, POST_NORM[family]) for block in blocks if family in POST_NORM)]
     handles = [norm.register_forward_hook(lambda m, args, y: seen.__setitem__(m, args[0][0])) for norm in norms]
     with true_float64(), torch.no_grad():
         module(input_ids=torch.tensor([TOKENS]))
@@ -58,6 +69,8 @@ def test_promoted_tokens_are_those_of_brute_force(family, tmp_path, monkeypatch)
         if family in POST_NORM:
             post = getattr(blocks[layer], POST_NORM[family])
             written = through(post, seen[post], written, family)
+        if layout.adapter and layer < len(module.get_submodule(layout.layers[0])):  # type: ignore[arg-type]
+            written = through_adapter(module.get_submodule(layout.adapter), seen, written)
         written = through(final, seen[final], written * MULTIPLIER.get(family, 1.0), family)
         effect = (written @ weight.T * layout.logit_scale)[0].detach()
         effect = effect - effect.mean()
